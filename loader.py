@@ -730,7 +730,8 @@ def _report(commands: str, log: str, verbose: bool) -> None:
 
 def _import(op: str, library: Path, binding: Path) -> types.ModuleType:
     """Import under a name never used before: Python and pybind11 both remember names."""
-    for namespace in re.findall(r"\bTORCH_LIBRARY\s*\(\s*(\w+)", binding.read_text()):
+    code = re.sub(r"//.*|/\*.*?\*/", "", binding.read_text(), flags=re.DOTALL)
+    for namespace in re.findall(r"\bTORCH_LIBRARY\s*\(\s*(\w+)", code):
         if _registered.setdefault(namespace, library.name) != library.name:
             raise ImportError(f"TORCH_LIBRARY({namespace}) is registered in this process already")
     name = f"{library.stem}.{op}"  # Python calls PyInit_<what follows the last dot>

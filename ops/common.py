@@ -9,7 +9,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Cost(NamedTuple):
-    """The least that an operator must do: bytes through device memory, floating-point operations."""
+    """The least an operator must do: bytes through device memory, floating-point operations."""
 
     bytes: int
     flops: int
@@ -28,8 +28,8 @@ def tensor(
 ) -> torch.Tensor:
     """A random normal tensor of ``shape``.
 
-    ``layout``: ``contiguous``; ``transposed`` (last two dimensions); ``misaligned`` (contiguous, but
-    one element past a 16-byte boundary); ``strided`` (every second element of a longer row);
+    ``layout``: ``contiguous``; ``transposed`` (last two dimensions); ``misaligned`` (contiguous,
+    but one element past a 16-byte boundary); ``strided`` (every second element of longer rows);
     ``expanded`` (stride 0 along the first dimension); ``nonfinite`` (some NaN, inf and -inf).
     """
     shape = tuple(shape)
