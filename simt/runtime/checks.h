@@ -1,0 +1,22 @@
+// The points where the scheduler tells the checker what happens. Without check=True they are empty.
+#pragma once
+#include "run.h"
+#include "../include/simt/machine.h"
+
+namespace simt::checks {
+
+#if SIMT_CHECKED
+void launch_starts(Launch& launch);
+void launch_ends(Launch& launch);
+void blocks_start(Worker& w);
+void blocks_end(Worker& w);
+void barrier_reached(const Place& here);
+#else
+inline void launch_starts(Launch&) {}
+inline void launch_ends(Launch&) {}
+inline void blocks_start(Worker&) {}
+inline void blocks_end(Worker&) {}
+inline void barrier_reached(const Place&) {}
+#endif
+
+}  // namespace simt::checks
