@@ -557,6 +557,7 @@ def _build(op: str, kernel: Path, sources: list[Source], tools: Toolchain, force
             suffix = ".cuda.o"
         elif path.suffix == ".cu":  # torch would call op.cu and op.cpp both op.o
             path = scratch / f"{path.stem}_kernel.cu"  # the wrapper puts the real path back
+            path.touch()
         made[source] = scratch / f"{path.stem}{suffix}"
         inputs.append(path)
     if not inputs:  # all were compiled before, and never linked with each other
