@@ -1,0 +1,76 @@
+// Layer 2 of matmul_tc: two float16 or bfloat16 matrices in, their product out, in the same dtype.
+// Strides travel with the pointers; a rung that wants another layout says so.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <torch/csrc/utils/pybind.h>
+
+struct __half;  // only pointers cross the border
+struct __nv_bfloat16;
+
+// Must match the definitions in kernels/matmul_tc/*.cu to the letter.
+extern "C" {
+cudaError_t matmul_tc_launch_f16(const __half* a, const __half* b, __half* c, int64_t m, int64_t n,
+                                 int64_t k, int64_t a_row, int64_t a_col, int64_t b_row,
+                                 int64_t b_col, cudaStream_t stream);
+cudaError_t matmul_tc_launch_bf16(const __nv_bfloat16* a, const __nv_bfloat16* b, __nv_bfloat16* c,
+                                  int64_t m, int64_t n, int64_t k, int64_t a_row, int64_t a_col,
+                                  int64_t b_row, int64_t b_col, cudaStream_t stream);
+}
+
+namespace {
+
+// The stride of a dimension of length 1 may be anything: give the one a row-major matrix has.
+int64_t row_stride(const at::Tensor& x) { return x.size(0) > 1 ? x.stride(0) : x.size(1); }
+int64_t col_stride(const at::Tensor& x) { return x.size(1) > 1 ? x.stride(1) : 1; }
+
+template <typename T, typename Launch>
+cudaError_t call(Launch launch, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                 cudaStream_t stream) {
+  return launch(static_cast<const T*>(a.const_data_ptr()),
+                static_cast<const T*>(b.const_data_ptr()), static_cast<T*>(c.mutable_data_ptr()),
+                a.size(0), b.size(1), a.size(1), row_stride(a), col_stride(a), row_stride(b),
+                col_stride(b), stream);
+}
+
+at::Tensor matmul_tc(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.is_cuda(), "matmul_tc: a must be on a CUDA device, got ", a.device());
+  TORCH_CHECK(b.device() == a.device(), "matmul_tc: a and b must be on one device, got ",
+              a.device(), " and ", b.device());
+  TORCH_CHECK(b.scalar_type() == a.scalar_type(), "matmul_tc: a and b must have one dtype, got ",
+              a.scalar_type(), " and ", b.scalar_type());
+  TORCH_CHECK(a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16,
+              "matmul_tc: dtype must be float16 or bfloat16, got ", a.scalar_type());
+  TORCH_CHECK(a.dim() == 2 && b.dim() == 2,
+              "matmul_tc: a and b must have 2 dimensions, got shapes ", a.sizes(), " and ",
+              b.sizes());
+  TORCH_CHECK(a.size(1) == b.size(0), "matmul_tc: a must have as many columns as b has rows, got ",
+              a.sizes(), " and ", b.sizes());
+
+  const c10::cuda::CUDAGuard guard(a.device());
+  at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
+  if (c.numel() == 0) return c;  // with no columns in a there are zeros to write: that goes on
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+
+  const cudaError_t error = a.scalar_type() == at::kHalf
+                                ? call<__half>(matmul_tc_launch_f16, a, b, c, stream)
+                                : call<__nv_bfloat16>(matmul_tc_launch_bf16, a, b, c, stream);
+  TORCH_CHECK(error != cudaErrorNotSupported,
+              "matmul_tc: not supported by this rung (the head of its file tells what is), got "
+              "shapes ",
+              a.sizes(), " and ", b.sizes(), " with strides ", a.strides(), " and ", b.strides(),
+              "; what all rungs but the general one want at least are pointers "
+              "aligned to 16 bytes and row strides that are multiples of 8, and some want sm_90a");
+  TORCH_CHECK(error == cudaSuccess, "matmul_tc: the launch failed: ", cudaGetErrorString(error));
+  return c;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("matmul_tc", &matmul_tc, pybind11::arg("a"), pybind11::arg("b"),
+        "a @ b on the Tensor Cores for CUDA matrices of float16 or bfloat16, summed in float32. "
+        "The result is row-major, in the inputs' dtype. Most rungs want aligned operands.");
+}

@@ -1,0 +1,173 @@
+// 9_tall_threads.cu: 128 elements a thread, three stages; any shape, any strides
+// Before : rung 8 issues 4 shared loads for 64 multiply-adds, and wants aligned row-major input
+// Idea   : 8 x 16 elements a thread need 6 loads for 128 multiply-adds; each issue slot saved goes
+// to
+//          a multiply-add. A third stage covers the longer wait of fewer warps. Blocks go through C
+//          in bands of rows, whose pieces of A and B stay in L2
+// Cost   : 2·M·N·K operations                                               Legal: everything
+// Result : not measured yet
+// Try    : BAND 8 → 1; predict first
+
+#include <cuda_pipeline.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+constexpr int BM = 128, BN = 128, BK = 16;
+constexpr int WM = 64, WN = 64;
+constexpr int LANES_M = 8, LANES_N = 4;
+constexpr int TM = WM / LANES_M, TN = WN / LANES_N;  // 8 x 16
+constexpr int THREADS = (BM / WM) * (BN / WN) * 32;  // 128
+constexpr int STAGES = 3;                            // 48 KB, and two blocks an SM
+constexpr int BAND = 8;                              // rows of tiles that are worked on together
+
+struct Matrix {  // element (i, j) is at[i * row + j * col]
+  const float* at;
+  int64_t row, col;
+};
+
+// As in rung 8: column j of row i of A's tile is stored in column j ^ swizzle(i).
+__device__ int swizzle(int i) { return (i & 6) * 2; }
+
+// Starts to copy the ROWS x COLS tile that begins at from.at. Zeros stand for what lies beyond the
+// `rows` x `cols` elements that are there. WIDE: pieces of 16 bytes of aligned rows; else single
+// elements, in the order in which they lie in memory.
+template <int ROWS, int COLS, bool SWIZZLED, bool WIDE>
+__device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
+  const unsigned t = threadIdx.x;
+  if (WIDE) {
+    constexpr int STEP = THREADS * 4 / COLS;  // rows from one piece of a thread to its next
+    static_assert(!SWIZZLED || STEP % 8 == 0, "all its pieces are permuted alike");
+    const int i = t / (COLS / 4), j = t % (COLS / 4) * 4;
+    const float* source = from.at + i * from.row + j;
+    float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
+#pragma unroll
+    for (int u = 0; u < ROWS; u += STEP) {
+      if (i + u < rows && j < cols) {
+        __pipeline_memcpy_async(to + u * COLS, source + u * from.row, 16);
+      } else {
+        *reinterpret_cast<float4*>(to + u * COLS) = float4{0, 0, 0, 0};
+      }
+    }
+  } else {
+    const bool by_rows = from.row != 1;
+    int i = by_rows ? t / COLS : t % ROWS, j = by_rows ? t % COLS : t / ROWS;
+    const int di = by_rows ? THREADS / COLS : 0, dj = by_rows ? 0 : THREADS / ROWS;
+    const float* source = from.at + i * from.row + j * from.col;
+    const int64_t step = di * from.row + dj * from.col;
+#pragma unroll 4
+    for (int u = 0; u < ROWS * COLS; u += THREADS, i += di, j += dj, source += step) {
+      float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
+      if (i < rows && j < cols) {
+        __pipeline_memcpy_async(to, source, 4);
+      } else {
+        *to = 0;
+      }
+    }
+  }
+}
+
+template <bool WIDE_A, bool WIDE_B>
+__global__ void __launch_bounds__(THREADS, 2)
+    matmul_kernel(Matrix a, Matrix b, float* c, int64_t m, int64_t n, int64_t k) {
+  __shared__ alignas(16) float a_tile[STAGES][BM * BK];  // swizzled
+  __shared__ alignas(16) float b_tile[STAGES][BK * BN];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Tiles are numbered band by band, and within a band column by column.
+  const int64_t tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+  const int64_t band = blockIdx.x / (BAND * tiles_n), in_band = blockIdx.x % (BAND * tiles_n);
+  const int64_t height = min(int64_t{BAND}, tiles_m - band * BAND);
+  const int64_t i0 = (band * BAND + in_band % height) * BM;
+  const int64_t j0 = in_band / height * BN;
+  const int row = warp / (BN / WN) * WM + lane / LANES_N;  // rows row + i * LANES_M
+  const int col = warp % (BN / WN) * WN + lane % LANES_N * 4;
+
+  a.at += i0 * a.row;  // the corners of the next tiles
+  b.at += j0 * b.col;
+  int64_t left = k;  // rows of B that have not been asked for
+  const int rows = static_cast<int>(min(m - i0, int64_t{BM}));
+  const int cols = static_cast<int>(min(n - j0, int64_t{BN}));
+  auto load = [&](int stage) {
+    const int depth = static_cast<int>(min(left, int64_t{BK}));
+    load_tile<BM, BK, true, WIDE_A>(a_tile[stage], a, rows, depth);
+    load_tile<BK, BN, false, WIDE_B>(b_tile[stage], b, depth, cols);
+    __pipeline_commit();
+    a.at += BK * a.col;
+    b.at += BK * b.row;
+    left -= BK;
+  };
+
+  float sum[TM][TN] = {};
+  for (int s = 0; s < STAGES - 1; ++s) load(s);
+  int stage = 0, next = STAGES - 1;
+  for (int64_t p0 = 0; p0 < k; p0 += BK) {
+    __pipeline_wait_prior(STAGES - 2);  // all but the latest group: this stage has arrived
+    __syncthreads();
+    load(next);  // zeros beyond k
+    const float* a_rows = a_tile[stage] + row * BK;
+    const float* b_cols = b_tile[stage] + col;
+#pragma unroll
+    for (int piece = 0; piece < BK / 4; ++piece) {
+      alignas(16) float from_a[TM][4];
+#pragma unroll
+      for (int i = 0; i < TM; ++i) {  // 8 rows on, the permutation is the same
+        *reinterpret_cast<float4*>(from_a[i]) = *reinterpret_cast<const float4*>(
+            a_rows + i * LANES_M * BK + (piece * 4 ^ swizzle(row)));
+      }
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        alignas(16) float from_b[TN];
+#pragma unroll
+        for (int j = 0; j < TN; j += 4) {
+          *reinterpret_cast<float4*>(&from_b[j]) =
+              *reinterpret_cast<const float4*>(b_cols + (piece * 4 + p) * BN + j * LANES_N);
+        }
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+#pragma unroll
+          for (int j = 0; j < TN; ++j) sum[i][j] += from_a[i][p] * from_b[j];
+        }
+      }
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    next = next + 1 == STAGES ? 0 : next + 1;
+  }
+#pragma unroll
+  for (int i = 0; i < TM; ++i) {
+    const int64_t ci = i0 + row + i * LANES_M;
+#pragma unroll
+    for (int j = 0; j < TN; j += 4) {
+      const int64_t cj = j0 + col + j * LANES_N;
+      float* to = c + ci * n + cj;
+      if (WIDE_B && ci < m &&
+          cj < n) {  // then N is a multiple of 4, and a piece is inside or outside
+        *reinterpret_cast<float4*>(to) =
+            float4{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
+      } else if (ci < m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (cj + e < n) to[e] = sum[i][j + e];
+        }
+      }
+    }
+  }
+}
+
+bool is_wide(Matrix x, int64_t cols) {
+  return x.col == 1 && x.row % 4 == 0 && cols % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.at) % 16 == 0;
+}
+
+extern "C" cudaError_t matmul_launch(const float* a, const float* b, float* c, int64_t m, int64_t n,
+                                     int64_t k, int64_t a_row, int64_t a_col, int64_t b_row,
+                                     int64_t b_col, cudaStream_t stream) {
+  const int64_t blocks = ((m + BM - 1) / BM) * ((n + BN - 1) / BN);
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const Matrix from_a = {a, a_row, a_col}, from_b = {b, b_row, b_col};
+  const bool wide_b = is_wide(from_b, n) && reinterpret_cast<uintptr_t>(c) % 16 == 0;
+  const auto kernel = is_wide(from_a, k)
+                          ? (wide_b ? matmul_kernel<true, true> : matmul_kernel<true, false>)
+                          : (wide_b ? matmul_kernel<false, true> : matmul_kernel<false, false>);
+  kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  return cudaGetLastError();
+}
