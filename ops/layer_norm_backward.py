@@ -1,0 +1,146 @@
+"""layer_norm_backward: the gradients of layer_norm, of x, weight and bias at once."""
+
+import functools
+import types
+
+import torch
+
+import loader
+from ops.common import FLOATS, Case, Cost, tensor
+
+DETERMINISTIC = True
+
+
+def reference(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    grad_sum: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The formulas of ``layer_norm_backward`` in float64."""
+    grad, rstd = grad.double(), rstd.double().view(*x.shape[:-1], 1)
+    normal = (x.double() - mean.double().view(*x.shape[:-1], 1)) * rstd
+    g = grad * weight.double()
+    if x.shape[-1] == 0:  # a mean of nothing is NaN, and there is nothing to subtract it from
+        return g, weight.double(), weight.double()
+    dx = rstd * (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True))
+    if grad_sum is not None:
+        dx = dx + grad_sum.double()
+    rows = (-1, x.shape[-1])
+    return dx, (grad * normal).reshape(rows).sum(0), grad.reshape(rows).sum(0)
+
+
+def layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    grad_sum: torch.Tensor | None = None,
+    kernel: types.ModuleType | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of ``n * weight + bias`` with ``n = (x - mean) * rstd`` along the last dimension.
+
+    With g = grad · weight: dx = rstd · (g − mean(g) − n · mean(g · n)) + grad_sum, because mean and
+    rstd depend on x too; dweight = Σ grad · n and dbias = Σ grad over all rows.
+
+    Args:
+        grad, x: (..., C), of one dtype (float32, float64, float16 or bfloat16). Any strides; what
+            is not contiguous is copied once.
+        weight: (C,), of x's dtype.
+        mean, rstd: one value a row, as layer_norm's kernels return them: float32, or float64 if x is.
+        grad_sum: None, or a tensor like x that is added to dx: the gradient of x + residual.
+        kernel: what ``loader.load("layer_norm_backward", rung)`` returned; the last rung for None.
+
+    Returns:
+        dx like x, dweight and dbias like weight. The same bits every time.
+
+    Raises:
+        RuntimeError: device, dtype or shape do not fit.
+    """
+    more = None if grad_sum is None else grad_sum.contiguous()
+    return (kernel or _last_rung()).layer_norm_backward(
+        grad.contiguous(), x.contiguous(), weight.contiguous(), mean, rstd, more
+    )
+
+
+@functools.cache
+def _last_rung() -> types.ModuleType:
+    return loader.load("layer_norm_backward")
+
+
+def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:
+    """Reads grad and x, writes dx, and the little ones; with grad_sum, reads it too."""
+    tensors = 3 if grad_sum is None else 4
+    size = (tensors * x.numel() + 3 * weight.numel()) * x.element_size()
+    return Cost(bytes=size + 2 * mean.numel() * mean.element_size(), flops=14 * x.numel())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest ‖out − reference‖ / ‖reference‖.
+
+    In 16 bits the result is rounded once, half an epsilon. In float32 and float64 a handful of
+    operations round dx, and the sums over rows grow by about a square root of their number.
+    """
+    return torch.finfo(dtype).eps * (16 if dtype in (torch.float32, torch.float64) else 1)
+
+
+def cases() -> list[Case]:
+    """Row lengths around the sizes of a pack, a warp, a block, a cluster; every layout and dtype."""
+    lengths = (2, 3, 7, 8, 17, 31, 33, 64, 100, 255, 256, 257, 1000, 1024, 1025, 4096, 4099)
+    wanted = [((5, length), "contiguous") for length in lengths]
+    wanted += [((0, 8), "contiguous"), ((8, 0), "contiguous"), ((9,), "contiguous")]
+    wanted += [((3, 5, 7), "contiguous"), ((1000, 12), "contiguous"), ((3000, 128), "contiguous")]
+    wanted += [((4, n), "misaligned") for n in (12, 64, 1000, 4096)]
+    wanted += [((64, 48), "transposed"), ((64, 48), "strided"), ((64, 48), "expanded")]
+    wanted += [((8, 12), "nonfinite"), ((700, 300), "contiguous"), ((600, 2048), "contiguous")]
+    wanted += [((7, n), "residual") for n in (12, 257, 1024, 4096)]
+    wanted += [((40, n), "contiguous") for n in (8192, 16387)]
+    wanted += [((3, n), "contiguous") for n in (32776, 65536, 131073)]
+    wanted += [((2, 65535), "residual"), ((2, 65552), "residual")]
+    found = [_case(shape, layout, dtype) for dtype in FLOATS for shape, layout in wanted]
+    found.append(_case(((1 << 19) + 8, 4099), "contiguous", torch.bfloat16))  # past 2^31 elements
+    return found
+
+
+def bench_cases() -> list[Case]:
+    """The headline; row lengths from 128 to 2^16; with a residual; the awkward ones."""
+    wanted = [((32768, 4096), "contiguous"), ((65536, 1024), "contiguous")]
+    wanted += [((65536, 128), "contiguous"), ((8192, 16384), "contiguous")]
+    wanted += [((2048, 65536), "contiguous"), ((32768, 4096), "residual")]
+    wanted += [((32768, 4099), "contiguous"), ((32768, 4096), "misaligned")]
+    dtypes = (torch.float32, torch.bfloat16)
+    return [_case(shape, layout, dtype) for shape, layout in wanted for dtype in dtypes]
+
+
+def baselines() -> dict:
+    """PyTorch's own kernels for it, without the autograd around them."""
+
+    def eager(grad, x, weight, mean, rstd, grad_sum=None):
+        rows = (*x.shape[:-1], 1)
+        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            grad, x, x.shape[-1:], mean.view(rows), rstd.view(rows), weight, weight, [True] * 3
+        )
+        return (dx if grad_sum is None else dx + grad_sum), dweight, dbias
+
+    return {"eager": eager}
+
+
+def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
+    def inputs(device: str) -> tuple[torch.Tensor, ...]:
+        plain = "contiguous" if layout == "residual" else layout
+        grad, x = (tensor(shape, dtype, device, plain) for _ in range(2))
+        weight = tensor(shape[-1:], dtype, device)
+        wide = x.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        mean = wide.mean(-1).reshape(-1)
+        rstd = (wide.var(-1, unbiased=False) + 1e-5).rsqrt().reshape(-1)
+        if shape[-1] == 0:
+            mean, rstd = mean[:0], rstd[:0]
+        if layout == "residual":
+            return grad, x, weight, mean, rstd, tensor(shape, dtype, device)
+        return grad, x, weight, mean, rstd
+
+    name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
+    return Case(name, inputs, torch.Size(shape).numel())

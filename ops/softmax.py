@@ -1,0 +1,129 @@
+"""softmax: exponentials of a row over their sum, for rows of any length."""
+
+import functools
+import types
+
+import torch
+
+import loader
+from ops.common import FLOATS, Case, Cost, tensor
+from ops.softmax_backward import softmax_backward
+
+DETERMINISTIC = True
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """``softmax(x)`` along the last dimension, in float64."""
+    return torch.softmax(x.double(), dim=-1)
+
+
+def softmax(
+    x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = None
+) -> torch.Tensor:
+    """``exp(x) / exp(x).sum(dim)``, shifted so that nothing overflows; differentiable, once.
+
+    Args:
+        x: at least one dimension, float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous along ``dim`` is copied once.
+        dim: the dimension that is to sum up to 1.
+        kernel: what ``loader.load("softmax", rung)`` returned; the last rung for None.
+
+    Returns:
+        A tensor of x's shape and dtype, contiguous if ``dim`` is the last one. As in PyTorch, a
+        slice that holds NaN or +inf, or nothing but -inf, becomes NaN.
+
+    Raises:
+        RuntimeError: device or dtype do not fit.
+        IndexError: x has no dimension ``dim``.
+    """
+    kernel = kernel or _last_rung()
+    if dim not in (-1, x.dim() - 1):
+        return Softmax.apply(x.transpose(dim, -1), kernel).transpose(dim, -1)
+    return Softmax.apply(x, kernel)
+
+
+class Softmax(torch.autograd.Function):
+    """Keeps the result: the gradient needs nothing else."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
+        out = kernel.softmax(x.contiguous())
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (out,) = ctx.saved_tensors
+        return softmax_backward(grad, out), None
+
+
+@functools.cache
+def _last_rung() -> types.ModuleType:
+    return loader.load("softmax")
+
+
+def cost(x: torch.Tensor) -> Cost:
+    """Reads x, writes the result; a maximum, a difference, an exponential, a sum, a product."""
+    return Cost(bytes=2 * x.numel() * x.element_size(), flops=5 * x.numel())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest ‖out − reference‖ / ‖reference‖.
+
+    The result is rounded once: half an epsilon. In float32 the exponential's argument x − max is
+    rounded too, which costs |x − max| half epsilons, and its 2^x has 2 ulp: 10 epsilons for the
+    differences up to 10 that normal values have among them.
+    """
+    return torch.finfo(dtype).eps * (10 if dtype in (torch.float32, torch.float64) else 1)
+
+
+def cases() -> list[Case]:
+    """Row lengths around the sizes of a pack, a warp, a block, a cluster; every layout and dtype."""
+    lengths = (1, 2, 3, 7, 8, 17, 31, 33, 64, 100, 255, 256, 257, 1000, 1024, 1025, 4096, 4099)
+    wanted = [((5, length), "contiguous") for length in lengths]
+    wanted += [((0, 8), "contiguous"), ((8, 0), "contiguous"), ((9,), "contiguous")]
+    wanted += [((3, 5, 7), "contiguous"), ((1000, 12), "contiguous"), ((300, 128), "contiguous")]
+    wanted += [((4, n), "misaligned") for n in (1, 12, 64, 1000, 4096)]
+    wanted += [((64, 48), "transposed"), ((64, 48), "strided"), ((64, 48), "expanded")]
+    wanted += [((6, 50), "large"), ((6, 1024), "large"), ((8, 12), "nonfinite"), ((8, 12), "masked")]
+    wanted += [((3, 1024), "masked"), ((8, 4096), "masked"), ((2, 5003), "nonfinite")]
+    wanted += [((2, n), "contiguous") for n in (16384, 16387, 32776, 65536, 131073, 262144)]
+    wanted += [((2, 65536), "misaligned"), ((2, 40000), "masked"), ((1, (1 << 20) + 3), "masked")]
+    found = [_case(shape, layout, dtype) for dtype in FLOATS for shape, layout in wanted]
+    # Past 32-bit indices, with rows for a warp and for a block.
+    found.append(_case(((1 << 25) + 8, 64), "contiguous", torch.float16))
+    found.append(_case(((1 << 19) + 8, 4099), "contiguous", torch.bfloat16))
+    return found
+
+
+def bench_cases() -> list[Case]:
+    """The headline; row lengths from 128 to 2^20 in about 2^28 bytes; the awkward ones."""
+    wanted = [((32768, 4096), "contiguous"), ((65536, 1024), "contiguous")]
+    wanted += [((8192, 16384), "contiguous"), ((4096, 65536), "contiguous")]
+    wanted += [((1024, 262144), "contiguous"), ((262144, 128), "contiguous")]
+    wanted += [((128, 1 << 20), "contiguous")]
+    wanted += [((32768, 4099), "contiguous"), ((32768, 4096), "misaligned")]
+    wanted += [((65536, 1023), "contiguous"), ((4096, 65537), "contiguous")]
+    dtypes = (torch.float32, torch.bfloat16)
+    return [_case(shape, layout, dtype) for shape, layout in wanted for dtype in dtypes]
+
+
+def baselines() -> dict:
+    """PyTorch's own."""
+    return {"eager": lambda x: torch.softmax(x, dim=-1)}
+
+
+def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
+    def inputs(device: str) -> tuple[torch.Tensor]:
+        if layout == "large":  # exp() of these is far beyond every dtype
+            return (tensor(shape, dtype, device) * 10 + 1000,)
+        if layout == "masked":  # as attention does: -inf in places, and in one whole row
+            x = tensor(shape, dtype, device)
+            x[..., ::3] = float("-inf")
+            x[-1] = float("-inf")
+            return (x,)
+        return (tensor(shape, dtype, device, layout),)
+
+    name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
+    return Case(name, inputs, torch.Size(shape).numel())
