@@ -15,6 +15,7 @@ On the CPU machine small cases run with every memory access watched.
 import contextlib
 import importlib
 import os
+import re
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ import torch
 import loader
 from lab import child, sanitizer
 from lab.compare import Wrong, differences
+from lab.hints import RUNTIME, hint
 from lab.overlay import find, relabel
 from lab.table import Table
 from ops.common import Case
@@ -239,10 +241,12 @@ class _Runner:
             kernel = self.watched if case.elements <= WATCHED else self.kernel
             return self._try(case, inputs, kernel)
         except Exception as error:  # whatever a learner's kernel or operator raises
-            text = str(error).split("\nException raised from")[0]
+            # What follows is where in PyTorch it was raised, and advice that isolation replaces.
+            text = re.split(r"\nException raised from|\nSearch for `cuda", str(error))[0]
             if OUTSIDE in text:
                 return Result(case.name, "outside", message=text)
-            return Result(case.name, "failed", message=f"{type(error).__name__}: {text}")
+            help = f"\n  Help: {hint(text, RUNTIME)}" if hint(text, RUNTIME) else ""
+            return Result(case.name, "failed", message=f"{type(error).__name__}: {text}{help}")
 
     def _call(self, inputs: Sequence, kernel: types.ModuleType) -> tuple:
         return as_tuple(self.function(*inputs, kernel=kernel))

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+from lab.hints import RUNTIME, hint
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = [sys.executable, "-c", "import sys; from lab.child import main; main(sys.argv[1:])"]
 START_LIMIT = 300  # seconds to import torch; a busy laptop can take its time
@@ -147,8 +149,9 @@ def _cause(status: int) -> str:
 def _obituary(failure: str, step: str, printed: str) -> str:
     where = f", in {step}" if step else ""
     last = "\n".join(printed.strip().splitlines()[-5:])
+    help = f"\nHelp: {hint(failure, RUNTIME)}" if hint(failure, RUNTIME) else ""
     return (
-        f"the kernel {failure}{where}.\nIt ran in a second process: this one is unharmed, correct "
+        f"the kernel {failure}{where}.{help}\nIt ran in a second process: this one is unharmed, correct "
         "the kernel and go on." + (f"\nIts last words: {last}" if last else "")
     )
 

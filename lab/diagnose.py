@@ -1,74 +1,89 @@
-"""Show a compiler's errors where a learner can use them: cell, line, caret, and what it means."""
+"""Show what a compiler says where a learner can use it: cell, line, caret, and what it means."""
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import loader
-from lab.hints import hint
+from lab.hints import hint, rank
 from lab.overlay import label, relabel
 
-SHOWN = 5  # errors after the first few follow from them
+SHOWN = 5  # what comes later mostly follows from the first
 
-NVCC = re.compile(r"(?P<file>\S.*)\((?P<line>\d+)\): (?:\w+ )?error(?: #[\w-]+)?: (?P<text>.*)")
-GCC = re.compile(
-    r"(?P<file>[^\s:][^:]*):(?P<line>\d+)(?::(?P<column>\d+))?: (?:fatal )?error: (?P<text>.*)"
-)
-NOWHERE = re.compile(
-    r"(?:At end of source: error|ptxas \S*, line \d+; error\s*|ptxas (?:error|fatal)\s*): "
-    r"(?P<text>.*)"
-)
+PATTERNS = [  # nvcc's, g++'s, and those that name no line of the source
+    r"(?P<file>\S.*)\((?P<line>\d+)\): (?:\w+ )?(?P<kind>error|warning)(?: #[\w-]+)?: (?P<text>.*)",
+    r"(?P<file>[^\s:][^:]*):(?P<line>\d+)(?::(?P<column>\d+))?: "
+    r"(?:fatal )?(?P<kind>error|warning): (?P<text>.*)",
+    r"(?:At end of source: |ptxas (?:\S*, line \d+; )?)(?P<kind>error|fatal)\s*: (?P<text>.*)",
+]
 
 
-class Error(NamedTuple):
+class Message(NamedTuple):
     """``file`` is None where the compiler names none. ``column`` counts from 0; -1: unknown."""
 
+    kind: str  # "error" or "warning"
     file: Path | None
     line: int
     column: int
     text: str
     source: str
 
+    def __str__(self) -> str:
+        where = f"{label(self.file)}, line {self.line}: " if self.file else ""
+        lines = [f"{where}{self.text}"]
+        if self.source.strip():
+            lines.append(f"{self.line:>5} | {self.source}")
+            if self.column >= 0:
+                lines.append(f"      | {' ' * self.column}^")
+        if help := hint(self.text):
+            lines.append(f"  Help: {help}")
+        return "\n".join(lines)
 
-def errors(output: str) -> list[Error]:
-    """The errors in what nvcc or g++ printed, in order, one a line and cause."""
-    found: dict[tuple, Error] = {}
+
+def messages(output: str) -> list[Message]:
+    """What nvcc, ptxas or g++ complained about, in order.
+
+    One message a line of the source, the one with the most particular help: of the others, most
+    follow from it.
+    """
+    found: dict[tuple, Message] = {}
     lines = output.splitlines()
     for i, printed in enumerate(lines):
-        if match := NVCC.match(printed) or GCC.match(printed):
-            file, number = Path(match["file"]), int(match["line"])
+        match = next(filter(None, (re.match(pattern, printed) for pattern in PATTERNS)), None)
+        if not match:
+            continue
+        said = match.groupdict()
+        kind = "warning" if said["kind"] == "warning" else "error"
+        if "file" not in said:
+            message = Message(kind, None, 0, -1, said["text"], "")
+        else:
+            file, number = Path(said["file"]), int(said["line"])
             source = _line(file, number)
-            column = int(match.groupdict().get("column") or 0) - 1
+            column = int(said.get("column") or 0) - 1
             if column < 0 and i + 2 < len(lines) and lines[i + 2].strip() == "^":
                 column = _column(source, lines[i + 1], lines[i + 2].index("^"))
-            error = Error(file, number, column, match["text"], source)
-        elif match := NOWHERE.match(printed):
-            error = Error(None, 0, -1, match["text"], "")
-        else:
-            continue
-        found.setdefault((error.file, error.line, hint(error.text) or error.text), error)
+            message = Message(kind, file, number, column, said["text"], source)
+        before = found.setdefault((message.file, message.line), message)
+        if rank(message.text) < rank(before.text):
+            found[message.file, message.line] = message
     return list(found.values())
 
 
 def explain(error: loader.CompileError) -> str:
-    """The message for people: each error with its source line, a caret, and a sentence of help."""
-    found = errors(error.output)
+    """The errors for people: each with its source line, a caret, and a sentence of help."""
+    found = [message for message in messages(error.output) if message.kind == "error"]
     if not found:
         return relabel(str(error))
-    parts = []
-    for e in found[:SHOWN]:
-        where = f"{label(e.file)}, line {e.line}: " if e.file else ""
-        lines = [f"{where}{e.text}"]
-        if e.source.strip():
-            lines.append(f"{e.line:>5} | {e.source}")
-            if e.column >= 0:
-                lines.append(f"      | {' ' * e.column}^")
-        if help := hint(e.text):
-            lines.append(f"  Help: {help}")
-        parts.append("\n".join(lines))
-    more = f"{len(found) - SHOWN} more errors; " if len(found) > SHOWN else ""
     what = ", ".join(label(path) for path in error.sources)
-    return "\n\n".join([f"{what} did not compile.", *parts, f"({more}whole output: {error.log})"])
+    more = f"{len(found) - SHOWN} more errors; " if len(found) > SHOWN else ""
+    parts = [f"{what} did not compile.", *map(str, found[:SHOWN])]
+    return "\n\n".join([*parts, f"({more}whole output: {error.log})"])
+
+
+def warnings(build: loader.Build) -> list[str]:
+    """The warnings of a build that mean a mistake, explained."""
+    found = messages(build.log.read_text(errors="replace"))
+    return [str(m) for m in found if m.kind == "warning" and hint(m.text)]
 
 
 def _line(file: Path, number: int) -> str:

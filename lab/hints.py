@@ -1,7 +1,7 @@
 """What compilers and the CUDA runtime say, and do not explain: one sentence of help for each.
 
-The first pattern that is found in a message wins. Most wordings are nvcc's, some g++'s, which
-compiles bindings and, for the CPU machine, kernels too.
+The particular comes before the general: the first pattern that is found in a message wins. Most
+wordings are nvcc's, some g++'s, which compiles bindings and, for the CPU machine, kernels too.
 """
 
 import re
@@ -91,8 +91,7 @@ COMPILER = [
         "Add #include <cstdio>.",
     ),
     (
-        r"u?int(8|16|32|64)_t\" is undefined|‘u?int(8|16|32|64)_t’ (does not name"
-        r"|was not declared)",
+        r"‘u?int(8|16|32|64)_t’ (does not name|was not declared|has not been declared)",
         "Add #include <cstdint>.",
     ),
     (
@@ -160,6 +159,14 @@ COMPILER = [
         "This name is not declared: look for a typing error, or a missing #include.",
     ),
     (
+        r"expression has no effect",
+        "This does nothing: __syncthreads and other functions are called with (), and = stores.",
+    ),
+    (
+        r"missing return statement|no return statement",
+        "A function that promises a value must return one on every path.",
+    ),
+    (
         r"must have integral or",
         "% and the bit operations need whole numbers; for floats there is fmodf().",
     ),
@@ -204,3 +211,9 @@ RUNTIME = [
 def hint(message: str, known: list[tuple[str, str]] = COMPILER) -> str:
     """The sentence for a message, or ""."""
     return next((text for pattern, text in known if re.search(pattern, message)), "")
+
+
+def rank(message: str) -> int:
+    """The place of its hint in ``COMPILER``: the smaller, the more it says."""
+    places = (i for i, (pattern, _) in enumerate(COMPILER) if re.search(pattern, message))
+    return next(places, len(COMPILER))

@@ -8,7 +8,7 @@ import loader
 from lab import child, overlay
 from lab.benchmark import BenchError
 from lab.checker import CheckError
-from lab.diagnose import explain
+from lab.diagnose import explain, warnings
 from lab.occupancy import occupancy
 from lab.pictures import picture_of_errors
 from lab.sanitizer import Finding
@@ -38,7 +38,9 @@ def _build(line: str, cell: str, layer: str) -> None:
         raise UsageError(f"%%{layer} needs an operator and a name: %%{layer} vector_add/my_rung")
     child.start()  # it gets ready while the compiler works
     overlay.write(op, rung, layer, cell)
-    display(build_table(overlay.load(op, rung).build))
+    build = overlay.load(op, rung).build
+    display(build_table(build))
+    print(*(f"\n{warning}" for warning in warnings(build)), sep="\n", end="")
 
 
 def build_table(build: loader.Build) -> Table:
