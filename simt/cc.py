@@ -35,6 +35,7 @@ CHECK_FLAGS = [
     "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds",
     "-fno-omit-frame-pointer",
     "-fno-tree-vectorize",
+    "-fno-tree-sra",  # a float4 stays one access
 ]
 MAX_FRAME = 64 << 10  # kMaxFrame in runtime/fiber.h
 

@@ -10,6 +10,9 @@
 #include <random>
 
 #include "checks.h"
+#if SIMT_CHECKED
+#include "checker.h"
+#endif
 #include "fault.h"
 #include "shared.h"
 
@@ -139,6 +142,7 @@ void open_block_barrier(Worker& w, Block& b) {
   b.votes++;
   b.epoch = ++w.epochs;
   w.progress++;
+  checks::barrier_opens(w, b);
   const Order order = w.launch->order;
   if (order == Order::kForward) {
     for (unsigned i = 0; i < b.size; i++) {
@@ -157,8 +161,12 @@ void open_block_barrier(Worker& w, Block& b) {
 
 void open_cluster_barrier(Worker& w) {
   w.cluster_waiting = 0;
+  w.cluster_epoch = w.epochs;
   w.progress++;
-  for (Block& b : w.blocks) b.epoch = ++w.epochs;
+  for (Block& b : w.blocks) {
+    b.epoch = ++w.epochs;
+    checks::barrier_opens(w, b);
+  }
   for (Thread& t : w.threads) {
     if (t.state == State::kAtClusterBarrier) release(w, t);
   }
@@ -237,6 +245,19 @@ void shape_blocks(Worker& w, const Launch& launch) {
   w.ready.assign(w.order.size(), nullptr);
 }
 
+// Kernels read threadIdx and its like all the time: the checker should know them at a glance.
+void find_thread_locals(Worker& w) {
+  const std::pair<const void*, size_t> all[] = {
+      {&worker, sizeof worker},     {&thread, sizeof thread},   {&threadIdx, sizeof threadIdx},
+      {&blockIdx, sizeof blockIdx}, {&blockDim, sizeof blockDim}, {&gridDim, sizeof gridDim}};
+  w.tls_low = static_cast<const char*>(all[0].first);
+  w.tls_high = w.tls_low;
+  for (const auto& [p, size] : all) {
+    w.tls_low = std::min(w.tls_low, static_cast<const char*>(p));
+    w.tls_high = std::max(w.tls_high, static_cast<const char*>(p) + size);
+  }
+}
+
 void reserve_shared_memory(Worker& w, unsigned cluster_size) {
   if (w.shared_blocks >= cluster_size) return;
   if (w.shared) munmap(w.shared, w.shared_blocks * kSharedArena);
@@ -267,7 +288,6 @@ std::unique_ptr<Worker> borrow_worker(Launch& launch) {
   if (!w) w = std::make_unique<Worker>();
   w->launch = &launch;
   w->stopped = false;
-  w->epochs = 0;
   reserve_shared_memory(*w, launch.cluster_size);
   shape_blocks(*w, launch);
   if (w->stacks == nullptr || w->stacks->fibers.size() < w->order.size()) {
@@ -292,6 +312,8 @@ void run_cluster(Worker& w, uint64_t cluster) {
   const uint64_t first_x = cluster % clusters_x * shape.x;
   const uint64_t first_y = cluster / clusters_x % clusters_y * shape.y;
   const uint64_t first_z = cluster / (clusters_x * clusters_y) * shape.z;
+  w.first_epoch = w.epochs + 1;
+  w.cluster_epoch = 0;
   for (Block& b : w.blocks) {
     b.index = {static_cast<unsigned>(first_x + b.rank % shape.x),
                static_cast<unsigned>(first_y + b.rank / shape.x % shape.y),
@@ -312,6 +334,7 @@ void run_cluster(Worker& w, uint64_t cluster) {
   w.next = w.ready_head = w.ready_count = w.cluster_waiting = 0;
   w.alive = static_cast<unsigned>(w.order.size());
   w.stacks->reset();
+  find_thread_locals(w);
   blockDim = {request.block.x, request.block.y, request.block.z};
   gridDim = {grid.x, grid.y, grid.z};
   checks::blocks_start(w);
@@ -321,12 +344,14 @@ void run_cluster(Worker& w, uint64_t cluster) {
     fail_here(*w.launch, cudaErrorLaunchFailure,
               "a thread has used more than " + std::to_string(kStackSize >> 10) +
                   " KB of local memory.\n  Next: bound the recursion, or make local arrays smaller.");
-  } else if (!w.stopped) {
-    checks::blocks_end(w);
   }
 }
 
 // ---- called from the kernel ----
+
+#if SIMT_CHECKED
+void warp_is_over(Worker& w, unsigned warp) { checks::finish_warp(w, warp); }
+#endif
 
 namespace {
 bool same(const Place& a, const Place& b) {
@@ -371,7 +396,7 @@ void block_barrier(const char* what, const Place& here) {
              b.first_to_wait->waits_in + " at " + describe(b.first_to_wait->place) +
              ".\n  Next: take the barrier out of the branch, so that all threads meet in one line.");
   }
-  checks::barrier_reached(here);
+  if (b.waiting == 0) checks::barrier_reached(here);
   t.state = State::kAtBarrier;
   if (++b.waiting == b.alive) {
     open_block_barrier(w, b);
@@ -400,7 +425,7 @@ void cluster_barrier(const Place& here) {
   leave_if_stopped();
   thread->waits_in = "cluster.sync()";
   thread->place = here;
-  checks::barrier_reached(here);
+  if (w.cluster_waiting == 0) checks::barrier_reached(here);
   thread->state = State::kAtClusterBarrier;
   if (++w.cluster_waiting == w.alive) {
     open_cluster_barrier(w);
@@ -444,10 +469,18 @@ unsigned converge(const Place& here) {
 
 void yield() {
   Worker& w = *worker;
-  if (w.ready_count == 0 && w.next == w.order.size()) return;
+  const bool others_to_start = w.next != w.order.size();
+  if (w.ready_count == 0 && !others_to_start) return;
   InMachine guard;
-  make_ready(w, thread);
-  wait_here(w);
+  Thread* me = thread;
+  make_ready(w, me);
+  // Those that have not started come first: it may be one of them that this thread spins for.
+  if (others_to_start) {
+    switch_fiber(me->fiber, w.stacks->take(&fiber_main));
+  } else {
+    run_something_else(w, me->fiber);
+  }
+  make_current(me);
 }
 
 std::string waiting_threads() { return who_waits_where(*worker); }

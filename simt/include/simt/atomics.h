@@ -115,12 +115,12 @@ SIMT_ATOMIC T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
   return ::simt::bits<T>(old);
 }
 
-static SIMT_ATOMIC void __threadfence() {
+inline SIMT_UNWATCHED void __threadfence() {
   ::simt::fence_happens(::simt::Scope::kDevice);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
-static SIMT_ATOMIC void __threadfence_system() { __threadfence(); }
-static SIMT_ATOMIC void __threadfence_block() {
+inline SIMT_UNWATCHED void __threadfence_system() { __threadfence(); }
+inline SIMT_UNWATCHED void __threadfence_block() {
   ::simt::fence_happens(::simt::Scope::kBlock);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -102,7 +102,7 @@ struct Block {
   unsigned size, alive, waiting;
   int vote[3];       // __syncthreads_count and friends: three barriers' worth of results
   unsigned votes;    // counts the barriers that the block has passed
-  uint32_t epoch;    // counts the block's barriers; never the same in two blocks of a launch
+  uint32_t epoch;    // another one after each barrier; never the same in two blocks
   Thread* first_to_wait;
   Thread* threads;
   unsigned first_warp;
@@ -127,6 +127,10 @@ struct Worker {
   uint64_t progress = 0;         // grows whenever a thread starts or a barrier opens
   volatile bool in_kernel = false;  // true while kernel code runs, where it may be interrupted
   bool stopped = false;          // a fault was found: start no more threads
+
+  const char *tls_low = nullptr, *tls_high = nullptr;  // where the variables below lie
+  uint32_t first_epoch = 0;      // of the blocks that run now
+  uint32_t cluster_epoch = 0;    // the last one before the latest cluster barrier
 
   struct Stacks* stacks = nullptr;
   char* shared = nullptr;
@@ -158,6 +162,11 @@ SIMT_INLINE SIMT_UNWATCHED void make_current(Thread* t) {
 }
 
 void thread_returned_while_others_wait(Thread& t);
+#if SIMT_CHECKED
+void warp_is_over(Worker& w, unsigned warp);  // so the checker can count what it did
+#else
+inline void warp_is_over(Worker&, unsigned) {}
+#endif
 void leave_if_stopped();
 
 // Makes the next CUDA thread current, on the given fiber; false when all have started.
@@ -183,6 +192,7 @@ inline SIMT_UNWATCHED void finish_thread() {
   w.alive--;
   t.block->alive--;
   w.warps[t.warp].live &= ~(1u << t.lane);
+  if (w.warps[t.warp].live == 0) warp_is_over(w, t.warp);
   if (t.block->waiting || w.cluster_waiting || w.warps[t.warp].arrived) {
     thread_returned_while_others_wait(t);
   }

@@ -16,11 +16,11 @@ namespace simt {
 size_t place_shared_variable(size_t bytes, size_t alignment, const char* name, const Place& here);
 
 template <class T>
-SIMT_INLINE SIMT_UNWATCHED T* dynamic_shared() {
+inline SIMT_UNWATCHED T* dynamic_shared() {
   return reinterpret_cast<T*>(thread->block->shared);
 }
 
-SIMT_INLINE SIMT_UNWATCHED char* shared_variable(size_t offset) {
+inline SIMT_UNWATCHED char* shared_variable(size_t offset) {
   return thread->block->shared + offset;
 }
 
