@@ -91,7 +91,7 @@ def cases() -> list[Case]:
     wanted += [(square, la, lb) for la, lb in [
         (plain, "transposed"), ("transposed", plain), ("transposed", "transposed"),
         ("misaligned", plain), (plain, "misaligned"), ("strided", plain), (plain, "strided"),
-        ("expanded", "expanded"),
+        ("expanded", plain), (plain, "expanded"),
     ]]  # fmt: skip
     wanted += [((77, 33, 53), "transposed", "transposed"), ((64, 36, 4), "nonfinite", plain)]
     wanted += [((1024, 1024, 1024), plain, plain), ((4093, 4093, 4093), plain, plain)]

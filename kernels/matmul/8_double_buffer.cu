@@ -8,7 +8,6 @@
 // Result : not measured yet
 // Try    : swizzle() { return 0; }; predict first
 
-#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -23,13 +22,26 @@ constexpr int THREADS = (BM / WM) * (BN / WN) * 32;
 // stored in column j ^ swizzle(i): then a 16-byte piece of each of 8 rows takes all 32 banks once.
 __device__ int swizzle(int i) { return (i & 6) * 2; }
 
-// A piece that lies outside is not read: zeros stand for it.
-__device__ void copy16(float* to, const float* from, bool inside) {
-  if (inside) {
-    __pipeline_memcpy_async(to, from, 16);
-  } else {
-    *reinterpret_cast<float4*>(to) = float4{0, 0, 0, 0};
-  }
+// cp.async: starts to copy 16 bytes from global to shared memory past the registers, or to write
+// zeros. Before sm_80, and on the CPU machine, an ordinary copy stands for it.
+__device__ void cp_async(float* to, const float* from, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+               "r"(inside ? 16 : 0));
+#else
+  for (int e = 0; e < 4; ++e) to[e] = inside ? from[e] : 0;
+#endif
+}
+__device__ void cp_async_commit() {  // what was asked for since the last commit is one group
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+__device__ void cp_async_wait() {  // until all groups of this thread have arrived
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
 }
 
 __global__ void __launch_bounds__(THREADS, 2)
@@ -49,23 +61,23 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (unsigned e = t; e < BM * BK / 4; e += THREADS) {
       const int i = e / (BK / 4), p = e % (BK / 4) * 4;
       const bool inside = i0 + i < m && p0 + p < k;
-      copy16(&a_tile[buffer][i][p ^ swizzle(i)], a + (i0 + i) * a_row + p0 + p, inside);
+      cp_async(&a_tile[buffer][i][p ^ swizzle(i)], a + (i0 + i) * a_row + p0 + p, inside);
     }
 #pragma unroll
     for (unsigned e = t; e < BK * BN / 4; e += THREADS) {
       const int p = e / (BN / 4), j = e % (BN / 4) * 4;
       const bool inside = p0 + p < k && j0 + j < n;
-      copy16(&b_tile[buffer][p][j], b + (p0 + p) * b_row + j0 + j, inside);
+      cp_async(&b_tile[buffer][p][j], b + (p0 + p) * b_row + j0 + j, inside);
     }
-    __pipeline_commit();  // what was asked for since the last commit is one group
+    cp_async_commit();
   };
 
   float sum[TM][TN] = {};
   load(0, 0);
   int buffer = 0;
   for (int64_t p0 = 0; p0 < k; p0 += BK) {
-    __pipeline_wait_prior(0);  // this thread's copies are there
-    __syncthreads();           // everybody's are, and nobody reads the other buffer any more
+    cp_async_wait();  // this thread's copies are there
+    __syncthreads();  // everybody's are, and nobody reads the other buffer any more
     load(buffer ^ 1, p0 + BK);
 #pragma unroll
     for (int piece = 0; piece < BK / 4; ++piece) {

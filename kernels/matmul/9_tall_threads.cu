@@ -8,7 +8,6 @@
 // Result : not measured yet
 // Try    : BAND 8 → 1; predict first
 
-#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -29,6 +28,30 @@ struct Matrix {  // element (i, j) is at[i * row + j * col]
 // As in rung 8: column j of row i of A's tile is stored in column j ^ swizzle(i).
 __device__ int swizzle(int i) { return (i & 6) * 2; }
 
+// cp.async: starts to copy BYTES (4, 8 or 16) from global to shared memory past the registers, or
+// to write zeros. Before sm_80, and on the CPU machine, an ordinary copy stands for it.
+template <int BYTES>
+__device__ void cp_async(float* to, const float* from, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
+               "n"(BYTES), "r"(inside ? BYTES : 0));
+#else
+  for (int e = 0; e < BYTES / 4; ++e) to[e] = inside ? from[e] : 0;
+#endif
+}
+__device__ void cp_async_commit() {  // what was asked for since the last commit is one group
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+template <int PENDING>
+__device__ void cp_async_wait() {  // until all groups of this thread but the latest PENDING arrived
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
 // Starts to copy the ROWS x COLS tile that begins at from.at. Zeros stand for what lies beyond the
 // `rows` x `cols` elements that are there. WIDE: pieces of 16 bytes of aligned rows; else single
 // elements, in the order in which they lie in memory.
@@ -43,11 +66,7 @@ __device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
     float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
 #pragma unroll
     for (int u = 0; u < ROWS; u += STEP) {
-      if (i + u < rows && j < cols) {
-        __pipeline_memcpy_async(to + u * COLS, source + u * from.row, 16);
-      } else {
-        *reinterpret_cast<float4*>(to + u * COLS) = float4{0, 0, 0, 0};
-      }
+      cp_async<16>(to + u * COLS, source + u * from.row, i + u < rows && j < cols);
     }
   } else {
     const bool by_rows = from.row != 1;
@@ -58,11 +77,7 @@ __device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
 #pragma unroll 4
     for (int u = 0; u < ROWS * COLS; u += THREADS, i += di, j += dj, source += step) {
       float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
-      if (i < rows && j < cols) {
-        __pipeline_memcpy_async(to, source, 4);
-      } else {
-        *to = 0;
-      }
+      cp_async<4>(to, source, i < rows && j < cols);
     }
   }
 }
@@ -91,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int depth = static_cast<int>(min(left, int64_t{BK}));
     load_tile<BM, BK, true, WIDE_A>(a_tile[stage], a, rows, depth);
     load_tile<BK, BN, false, WIDE_B>(b_tile[stage], b, depth, cols);
-    __pipeline_commit();
+    cp_async_commit();
     a.at += BK * a.col;
     b.at += BK * b.row;
     left -= BK;
@@ -101,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   for (int s = 0; s < STAGES - 1; ++s) load(s);
   int stage = 0, next = STAGES - 1;
   for (int64_t p0 = 0; p0 < k; p0 += BK) {
-    __pipeline_wait_prior(STAGES - 2);  // all but the latest group: this stage has arrived
+    cp_async_wait<STAGES - 2>();  // all but the latest group: this stage has arrived
     __syncthreads();
     load(next);  // zeros beyond k
     const float* a_rows = a_tile[stage] + row * BK;
@@ -163,11 +178,18 @@ extern "C" cudaError_t matmul_launch(const float* a, const float* b, float* c, i
                                      int64_t b_col, cudaStream_t stream) {
   const int64_t blocks = ((m + BM - 1) / BM) * ((n + BN - 1) / BN);
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const auto grid = static_cast<unsigned>(blocks);
   const Matrix from_a = {a, a_row, a_col}, from_b = {b, b_row, b_col};
+  const bool wide_a = is_wide(from_a, k);
   const bool wide_b = is_wide(from_b, n) && reinterpret_cast<uintptr_t>(c) % 16 == 0;
-  const auto kernel = is_wide(from_a, k)
-                          ? (wide_b ? matmul_kernel<true, true> : matmul_kernel<true, false>)
-                          : (wide_b ? matmul_kernel<false, true> : matmul_kernel<false, false>);
-  kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  if (wide_a && wide_b) {
+    matmul_kernel<true, true><<<grid, THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  } else if (wide_a) {
+    matmul_kernel<true, false><<<grid, THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  } else if (wide_b) {
+    matmul_kernel<false, true><<<grid, THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  } else {
+    matmul_kernel<false, false><<<grid, THREADS, 0, stream>>>(from_a, from_b, c, m, n, k);
+  }
   return cudaGetLastError();
 }

@@ -9,7 +9,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -35,6 +34,29 @@ __device__ int place(int i, int j) {
   return i * COLS + (j ^ twist * 8);
 }
 
+// Starts to copy 16 bytes from global to shared memory past the registers, or to write zeros.
+// Turing has no cp.async: there it is an ordinary copy.
+__device__ void cp_async(void* to, const void* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+               "r"(inside ? 16 : 0));
+#else
+  *static_cast<float4*>(to) = inside ? *static_cast<const float4*>(from) : float4{0, 0, 0, 0};
+#endif
+}
+__device__ void cp_async_commit() {  // what was asked for since the last commit is one group
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+template <int PENDING>
+__device__ void cp_async_wait() {  // until all groups of this thread but the latest PENDING arrived
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
 // Starts to copy the ROWS x COLS tile that begins at from.at; zeros stand for what lies beyond
 // `rows` x `cols`. WIDE: 16 bytes at a time of aligned rows; else single elements, as they lie in
 // memory.
@@ -48,11 +70,7 @@ __device__ void load_tile(T* tile, Matrix<T> from, int rows, int cols) {
 #pragma unroll
     for (int u = 0; u < ROWS; u += STEP) {
       T* to = tile + place<COLS>(i + u, j);
-      if (i + u < rows && j < cols) {
-        __pipeline_memcpy_async(to, source + u * from.row, 16);
-      } else {
-        *reinterpret_cast<float4*>(to) = float4{0, 0, 0, 0};
-      }
+      cp_async(to, source + u * from.row, i + u < rows && j < cols);
     }
   } else {
     const bool by_rows = from.row != 1;
@@ -141,7 +159,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (!A_ROWS) load_tile<BK, BM, WIDE>(a_tile[stage], a_turned, depth, rows);
     if (B_ROWS) load_tile<BK, BN, WIDE>(b_tile[stage], b, depth, cols);
     if (!B_ROWS) load_tile<BN, BK, WIDE>(b_tile[stage], b_turned, cols, depth);
-    __pipeline_commit();
+    cp_async_commit();
     a.at += BK * a.col;
     b.at += BK * b.row;
     left -= BK;
@@ -151,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   for (int s = 0; s < STAGES - 1; ++s) load(s);
   int stage = 0, next = STAGES - 1;
   for (int64_t p0 = 0; p0 < k; p0 += BK) {
-    __pipeline_wait_prior(STAGES - 2);
+    cp_async_wait<STAGES - 2>();
     __syncthreads();
     load(next);
     // The lanes of one half of a quarter name rows of one matrix, and its quarters go in this
