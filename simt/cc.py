@@ -24,6 +24,7 @@ BASE_FLAGS = [
     "-g",
     "-fvisibility=hidden",
     "-fno-strict-aliasing",  # nvcc does not optimise on it, so kernels cast pointers freely
+    "-fno-delete-null-pointer-checks",  # so that using a null pointer is found, not optimised away
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
 ]

@@ -9,12 +9,14 @@ namespace simt::checks {
 void launch_starts(Launch& launch);
 void launch_ends(Launch& launch);
 void blocks_start(Worker& w);
+void blocks_end(Worker& w);
 void barrier_reached(const Place& here);  // called once for all threads that meet in it
 void barrier_opens(Worker& w, const Block& b);
 #else
 inline void launch_starts(Launch&) {}
 inline void launch_ends(Launch&) {}
 inline void blocks_start(Worker&) {}
+inline void blocks_end(Worker&) {}
 inline void barrier_reached(const Place&) {}
 inline void barrier_opens(Worker&, const Block&) {}
 #endif

@@ -60,7 +60,8 @@ std::map<const void*, std::string>& known_lines() {
 
 bool in_the_machine(const std::string& path) {
   // The machine's headers, and the system's: the line that matters is the one that called them.
-  return path.find("/simt/include/") != std::string::npos || path.rfind("/usr/", 0) == 0 ||
+  return path.find("/simt/include/") != std::string::npos ||
+         path.find("/simt/runtime/") != std::string::npos || path.rfind("/usr/", 0) == 0 ||
          path.find("/cuda_fp16.h") != std::string::npos ||
          path.find("/cuda_bf16.h") != std::string::npos || path.rfind("??", 0) == 0;
 }
@@ -72,9 +73,10 @@ void look_up_lines(const std::vector<const void*>& pcs) {
   std::vector<const void*> asked;
   for (const void* pc : pcs) {
     if (known_lines().count(pc)) continue;
-    Dl_info info;
-    known_lines()[pc] = "an unknown line";
-    if (!dladdr(pc, &info)) continue;
+    Dl_info info, self;
+    known_lines()[pc] = kUnknownLine;
+    if (!dladdr(pc, &info) || !dladdr(reinterpret_cast<void*>(&look_up_lines), &self)) continue;
+    if (info.dli_fbase != self.dli_fbase) continue;  // some other library
     if (command.empty()) command = std::string("addr2line -a -i -e '") + info.dli_fname + "'";
     char address[32];
     // A return address is one past the call; the call belongs to the line.

@@ -15,6 +15,8 @@ void flush_output();  // what kernels printed
 // Who waits where among the threads of the calling worker.
 std::string waiting_threads();
 
+constexpr const char* kUnknownLine = "an unknown line";
+
 // The line of the learner's file that the instruction before `pc` was compiled from.
 std::string line_of(const void* pc);
 // Several at once cost one run of addr2line, not several.

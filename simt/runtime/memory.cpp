@@ -121,6 +121,11 @@ std::string position(const View& view, const char* p) {
 [[noreturn]] void fail_outside(const Access& a) {
   std::string text = simt::describe(*thread) + " " + what(a.kind) + " " + bytes_text(a.size) +
                      " at " + line_of(a.site.pc);
+  constexpr uintptr_t kFirstPage = 4096;
+  if (reinterpret_cast<uintptr_t>(a.p) < kFirstPage) {
+    fail(cudaErrorIllegalAddress,
+         text + " through a null pointer.\n  Next: allocate the array, or do not pass nullptr.");
+  }
   // The array that the line was at home in before is likelier to be meant than the nearest one.
   const View* view = nearest_view(a.p, a.site.extent);
   if (view && distance(*view, a.p) <= (size_t{1} << 30)) {

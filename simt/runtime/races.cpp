@@ -135,6 +135,16 @@ void mark_write(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const
   renew(m, w, t, bytes | before, a);
 }
 
+// The first read of shared memory that nobody had written. It is reported at the end of the phase:
+// if another thread writes there before the next barrier, the fault is a race, with two lines.
+struct EarlyRead {
+  const Thread* reader = nullptr;
+  const char* p;
+  const void* pc;
+  Kind kind;
+};
+EarlyRead early_read;
+
 void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bool shared) {
   const Thread& t = *thread;
   if (shared) {
@@ -142,11 +152,9 @@ void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bo
       cell = Cell{};
       cell.cluster = w.first_epoch;
     }
-    if (a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite && !(cell.initialised & bytes)) {
-      fail(cudaErrorLaunchFailure,
-           describe(t) + " " + what(a.kind) + " shared memory that nobody has written, at " +
-               line_of(a.site.pc) + ": " + name_of(w, a.p) +
-               ".\n  Next: let the block fill the whole array first, and put a barrier behind it.");
+    const bool reads = a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite;
+    if (reads && !(cell.initialised & bytes) && early_read.reader == nullptr) {
+      early_read = {&t, a.p, a.site.pc, a.kind};
     }
   }
   if (conflicts(w, cell.write, t, bytes, a)) fail_race(w, cell.write, true, a);
@@ -184,6 +192,16 @@ void check_races(Worker& w, const Access& a, const Target& target) {
   if (is_atomic(a.kind)) pass_flag(clocks[thread->block->number], a.kind);
 }
 
+void report_early_read(const Worker& w) {
+  if (early_read.reader == nullptr) return;
+  fail_here(*w.launch, cudaErrorLaunchFailure,
+            describe(*early_read.reader) + " " + what(early_read.kind) +
+                " shared memory that nobody has written, at " + line_of(early_read.pc) + ": " +
+                name_of(w, early_read.p) + ".\n  Next: let the block fill the whole array " +
+                "first, and put a barrier behind it.");
+  early_read.reader = nullptr;
+}
+
 void fence(Scope scope) {
   Clock& clock = clocks[thread->block->number];
   clock.block_fence = ++now;
@@ -198,6 +216,7 @@ void prepare_races(Launch& launch) {
   if (p == MAP_FAILED) throw std::bad_alloc();
   clocks = static_cast<Clock*>(p);
   now = 1;
+  early_read.reader = nullptr;
 }
 
 }  // namespace simt::checks

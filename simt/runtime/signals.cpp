@@ -1,10 +1,12 @@
 #include "signals.h"
 
+#include <execinfo.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
 #include <iterator>
+#include <vector>
 
 #include "fault.h"
 #include "worker.h"
@@ -20,16 +22,26 @@ constexpr int kHandled[] = {SIGINT, kNudge, SIGSEGV, SIGBUS, SIGFPE};
 struct sigaction previous[std::size(kHandled)];
 volatile sig_atomic_t interrupted = 0;
 
-const void* interrupted_instruction(void* context) {
+// The line of the learner's file that the interrupted kernel is in, also where the instruction
+// itself belongs to the C library or to the machine.
+std::string interrupted_line(void* context) {
   auto* registers = static_cast<ucontext_t*>(context);
+  std::vector<const void*> frames;
 #if defined(__x86_64__)
-  return reinterpret_cast<const void*>(registers->uc_mcontext.gregs[REG_RIP] + 1);
+  frames.push_back(reinterpret_cast<const void*>(registers->uc_mcontext.gregs[REG_RIP] + 1));
 #elif defined(__aarch64__)
-  return reinterpret_cast<const void*>(registers->uc_mcontext.pc + 1);
+  frames.push_back(reinterpret_cast<const void*>(registers->uc_mcontext.pc + 1));
 #else
   (void)registers;
-  return nullptr;
 #endif
+  void* callers[24];
+  const int count = backtrace(callers, static_cast<int>(std::size(callers)));
+  frames.insert(frames.end(), callers, callers + count);
+  look_up_lines(frames);
+  for (const void* frame : frames) {
+    if (line_of(frame) != kUnknownLine) return line_of(frame);
+  }
+  return kUnknownLine;
 }
 
 void on_interrupt(int) { interrupted = 1; }
@@ -40,10 +52,13 @@ void on_nudge(int, siginfo_t*, void* context) {
   const Stop stop = worker->launch->stop.load();
   if (stop == Stop::kNo) {
     yield();
-  } else if (stop == Stop::kWatchdog) {
+    return;
+  }
+  worker->in_kernel = false;  // no nudge on top of this one
+  if (stop == Stop::kWatchdog) {
     fail(cudaErrorLaunchTimeout,
          "no block has finished for a long time; " + describe(*thread) + " is at " +
-             line_of(interrupted_instruction(context)) + "." + waiting_threads() +
+             interrupted_line(context) + "." + waiting_threads() +
              "\n  Next: look for a loop that does not end, or a flag that nobody sets. "
              "(SIMT_WATCHDOG=seconds gives a slow kernel more time.)");
   } else {
@@ -59,7 +74,7 @@ void on_crash(int signal, siginfo_t*, void* context) {
     return;
   }
   worker->in_kernel = false;
-  const std::string place = line_of(interrupted_instruction(context));
+  const std::string place = interrupted_line(context);
   if (signal == SIGFPE) {
     fail(cudaErrorLaunchFailure, describe(*thread) + " divides an integer by zero at " + place +
                                      ".\n  Next: a GPU would go on with a meaningless result; "

@@ -108,7 +108,8 @@ std::string who_waits_where(Worker& w) {
   };
   std::map<std::string, Group> groups;
   unsigned returned = 0;
-  for (Thread* t : w.order) {
+  for (unsigned i = 0; i < w.next; i++) {  // the others have not started
+    const Thread* t = w.order[i];
     if (t->state == State::kDone) returned++;
     if (t->state == State::kDone || t->state == State::kRunning) continue;
     Group& group = groups[std::string(t->waits_in) + " at " + describe(t->place)];
@@ -344,6 +345,8 @@ void run_cluster(Worker& w, uint64_t cluster) {
     fail_here(*w.launch, cudaErrorLaunchFailure,
               "a thread has used more than " + std::to_string(kStackSize >> 10) +
                   " KB of local memory.\n  Next: bound the recursion, or make local arrays smaller.");
+  } else if (!w.stopped) {
+    checks::blocks_end(w);
   }
 }
 
