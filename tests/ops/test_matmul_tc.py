@@ -1,0 +1,107 @@
+"""matmul_tc: every rung on a GPU; what can be tested without one: refusals, compiling, choosing."""
+
+import pytest
+import torch
+from conftest import needs_gpu
+
+import lab
+import loader
+from ops.matmul_tc import GENERAL, fits_tma, matmul_tc
+
+RUNGS = loader.rungs("matmul_tc")
+
+
+@needs_gpu
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_case(rung):
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    if rung > GENERAL and not hopper:
+        pytest.skip(f"{rung} needs sm_90a")
+    report = lab.check("matmul_tc", rung, isolate=False)
+    assert bool(report.having("outside")) == (rung != GENERAL)
+
+
+@needs_gpu
+def test_the_public_function_chooses_a_rung():
+    """The last one where it can be used, the general one elsewhere: any shape works."""
+    for m, n, k in ((64, 128, 96), (33, 127, 65), (1, 8, 8), (5, 8, 0)):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
+        torch.testing.assert_close(matmul_tc(a, b), a @ b)
+
+
+@pytest.mark.parametrize("rung", [GENERAL, RUNGS[-1]])
+def test_it_compiles_for_other_gpus(monkeypatch, rung):
+    """What only Hopper has is left out there, and the launcher refuses."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # no GPU here has a say in it
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
+    build = loader.load("matmul_tc", rung, backend="cuda").build
+    assert build.kernels and all(k.spill_stores == 0 for k in build.kernels)
+    assert "warning" not in build.log.read_text()
+
+
+STUB = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <cstdint>
+__global__ void nothing() {}
+#define LAUNCH(T, dtype)                                                                        \\
+  extern "C" cudaError_t matmul_tc_launch_##dtype(const T*, const T*, T*, int64_t, int64_t,     \\
+                                                  int64_t, int64_t, int64_t, int64_t, int64_t,  \\
+                                                  cudaStream_t) {                               \\
+    return cudaErrorNotSupported;                                                               \\
+  }
+LAUNCH(__half, f16)
+LAUNCH(__nv_bfloat16, bf16)
+"""
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """The binding with a rung that refuses everything: the CPU machine runs no inline PTX."""
+    path = tmp_path / "stub.cu"
+    path.write_text(STUB)
+    return loader.load("matmul_tc", path)
+
+
+REFUSALS = {
+    "device": (lambda t: (t(2, 3, device="meta"), t(3, 4)), "a must be on .*, got meta"),
+    "devices": (lambda t: (t(2, 3), t(3, 4, device="meta")), "on one device, got .* and meta"),
+    "dtypes": (lambda t: (t(2, 3), t(3, 4).bfloat16()), "one dtype, got Half and BFloat16"),
+    "dtype": (lambda t: (t(2, 3).float(), t(3, 4).float()), "float16 or bfloat16, got Float"),
+    "dimensions": (lambda t: (t(2, 2, 3), t(3, 4)), r"2 dimensions, got shapes \[2, 2, 3\] and"),
+    "shapes": (lambda t: (t(2, 3), t(4, 5)), r"as many columns .*, got \[2, 3\] and \[4, 5\]"),
+    "layout": (
+        lambda t: (t(2, 3), t(3, 4)),
+        r"not supported by this rung .* \[2, 3\] and",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusals(device, stub, what):
+    make, message = REFUSALS[what]
+
+    def t(*size, device=device):
+        return torch.zeros(size, device=device, dtype=torch.float16)
+
+    with pytest.raises(RuntimeError, match=f"matmul_tc: .*{message}"):
+        stub.matmul_tc(*make(t))
+
+
+def test_nothing_to_compute_never_reaches_the_rung(device, stub):
+    a = torch.zeros(0, 3, device=device, dtype=torch.float16)
+    assert stub.matmul_tc(a, a.new_zeros(3, 4)).shape == (0, 4)
+
+
+@needs_gpu
+def test_what_fits_tma():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("TMA needs a Hopper GPU")
+    x = torch.zeros(64, 64, device="cuda", dtype=torch.float16)
+    assert fits_tma(x, x) and fits_tma(x.t(), x) and fits_tma(x, x.t())
+    assert not fits_tma(x[:, 1:], x[1:])  # begins 2 bytes late
+    assert not fits_tma(x, x[:, :63])  # rows of C would not be aligned
+    assert not fits_tma(x[:, ::2], x[:32])
+    assert not fits_tma(x[:0], x) and not fits_tma(x[:, :0], x[:0])
