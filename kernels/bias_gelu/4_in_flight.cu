@@ -1,0 +1,243 @@
+// 4_in_flight.cu: several loads in flight, and cheaper arithmetic
+// Before : rung 3 has one load in flight per thread, divides to find its column, and calls erff for
+//          every 2 bytes it moves: for the 16-bit types arithmetic takes as long as memory
+// Idea   : a thread stays in its columns (bias in registers, no division) and loads ROWS rows
+//          before it uses the first; 16-bit types get an erf of their own precision
+// Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; bound by memory        Legal: any
+// Result : not measured yet
+// Try    : ROWS 4 → 1, then 8; predict first
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#ifndef ROWS
+#define ROWS 4  // rows in flight, forward
+#endif
+#ifndef BACK_ROWS
+#define BACK_ROWS 2  // backward, where a row is two loads
+#endif
+#ifndef BACK_BLOCKS
+#define BACK_BLOCKS 528  // backward: 4 for each of 132 SMs; more would only write more partial sums
+#endif
+constexpr int BLOCK = 256;
+constexpr int64_t MAX_GRID_Y = 65535;
+
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
+};
+
+template <typename A>
+struct Phi {
+  A value, slope;  // Φ(h) and Φ'(h): GELU(h) = h·Φ(h), its derivative Φ(h) + h·Φ'(h)
+};
+
+// T is what the result is stored as. FAST: 1e-7 is far below half an epsilon of the 16-bit types.
+template <typename T, bool TANH, typename A>
+__device__ Phi<A> phi(A h) {
+  constexpr bool FAST = sizeof(T) == 2;
+  if constexpr (TANH) {  // (1 + tanh(u/2)) / 2 is the logistic function 1 / (1 + e^-u): no tanh
+    const A u = A(1.5957691216057307) * (h + A(0.044715) * h * h * h);
+    A s;
+    if constexpr (FAST)
+      s = __fdividef(1.0f, 1.0f + __expf(-u));
+    else
+      s = A(1) / (A(1) + exp(-u));
+    return {s, s * (A(1) - s) * A(1.5957691216057307) * (A(1) + A(0.134145) * h * h)};
+  } else if constexpr (FAST) {
+    // erfc by Abramowitz and Stegun 7.1.26: a polynomial times e^(-h²/2), which is also what the
+    // derivative wants. Off by at most 1.5e-7.
+    const float t = __fdividef(1.0f, 1.0f + 0.3275911f * 0.70710678f * fabsf(h));
+    const float e = __expf(-0.5f * h * h);
+    float p = 1.061405429f * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const float half_erfc = 0.5f * p * t * e;
+    return {h < 0 ? half_erfc : 1.0f - half_erfc, 0.39894228f * e};
+  } else {
+    return {A(0.5) * (A(1) + erf(h * A(0.70710678118654752))),
+            A(0.39894228040143268) * exp(A(-0.5) * h * h)};
+  }
+}
+
+// Thread (x, y) of a block has one pack of columns and rows y, y + blockDim.y, … of the block's.
+template <typename T, typename A, int N, bool TANH>
+__global__ void __launch_bounds__(BLOCK)
+    forward_kernel(const T* x, const T* bias, T* out, int64_t rows, int64_t cols) {
+  using P = Pack<T, N>;
+  const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
+  if (c >= cols) return;
+  const P b = *reinterpret_cast<const P*>(bias + c);
+  const int64_t stride = blockDim.y;
+  int64_t r = int64_t{blockIdx.y} * ROWS * stride + threadIdx.y;
+  for (; r < rows; r += gridDim.y * ROWS * stride) {
+    P h[ROWS];
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (r + j * stride < rows) {
+        h[j] = *reinterpret_cast<const P*>(x + (r + j * stride) * cols + c);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+      if (r + j * stride >= rows) break;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const A v = A(h[j].at[k]) + A(b.at[k]);
+        h[j].at[k] = static_cast<T>(v * phi<T, TANH>(v).value);
+      }
+      *reinterpret_cast<P*>(out + (r + j * stride) * cols + c) = h[j];
+    }
+  }
+}
+
+template <typename T, typename A, int N, bool TANH>
+__global__ void __launch_bounds__(BLOCK)
+    backward_kernel(const T* grad, const T* x, const T* bias, T* dx, A* workspace, int64_t rows,
+                    int64_t cols) {
+  using P = Pack<T, N>;
+  __shared__ A sums[BLOCK * N];
+  const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
+  const int64_t stride = blockDim.y;
+  A sum[N] = {};
+  if (c < cols) {
+    const P b = *reinterpret_cast<const P*>(bias + c);
+    int64_t r = int64_t{blockIdx.y} * BACK_ROWS * stride + threadIdx.y;
+    for (; r < rows; r += gridDim.y * BACK_ROWS * stride) {
+      P g[BACK_ROWS], h[BACK_ROWS];
+#pragma unroll
+      for (int j = 0; j < BACK_ROWS; ++j) {
+        const int64_t i = (r + j * stride) * cols + c;
+        if (r + j * stride < rows) {
+          g[j] = *reinterpret_cast<const P*>(grad + i);
+          h[j] = *reinterpret_cast<const P*>(x + i);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < BACK_ROWS; ++j) {
+        if (r + j * stride >= rows) break;
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const A v = A(h[j].at[k]) + A(b.at[k]);
+          const Phi<A> f = phi<T, TANH>(v);
+          const A d = A(g[j].at[k]) * (f.value + v * f.slope);
+          h[j].at[k] = static_cast<T>(d);
+          sum[k] += d;
+        }
+        *reinterpret_cast<P*>(dx + (r + j * stride) * cols + c) = h[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    sums[(threadIdx.y * N + k) * blockDim.x + threadIdx.x] = sum[k];
+  }
+  __syncthreads();
+  // The columns of the block's rows are summed by as many threads as there are columns.
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < blockDim.x * N; i += BLOCK) {
+    const int64_t column = (int64_t{blockIdx.x} * blockDim.x + i % blockDim.x) * N + i / blockDim.x;
+    if (column >= cols) continue;
+    A total = 0;
+    for (unsigned y = 0; y < blockDim.y; ++y) total += sums[y * N * blockDim.x + i];
+    workspace[blockIdx.y * cols + column] = total;
+  }
+}
+
+// dbias[c] = the sum of workspace[0 … parts-1][c], always in the same order: the same bits each
+// run.
+template <typename T, typename A>
+__global__ void finish_kernel(const A* workspace, T* dbias, int64_t parts, int64_t cols) {
+  __shared__ A sums[8][33];
+  const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
+  A sum = 0;
+  for (int64_t p = threadIdx.y; c < cols && p < parts; p += 8) sum += workspace[p * cols + c];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= cols) return;
+  for (int y = 1; y < 8; ++y) sum += sums[y][threadIdx.x];
+  dbias[c] = static_cast<T>(sum);
+}
+
+int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Wide enough for a row of packs, if that fits in a block; the rest of the block takes more rows.
+dim3 block_for(int64_t row_packs) {
+  unsigned x = 1;
+  while (x < BLOCK && x < row_packs) x *= 2;
+  return dim3(x, BLOCK / x);
+}
+
+template <typename T, typename... Pointers>
+bool packs_fit(int64_t cols, Pointers... pointers) {
+  return cols * sizeof(T) % 16 == 0 && (reinterpret_cast<uintptr_t>(pointers) | ...) % 16 == 0;
+}
+
+template <typename T, typename A, int N, bool TANH>
+void start_forward(const T* x, const T* bias, T* out, int64_t rows, int64_t cols,
+                   cudaStream_t stream) {
+  const dim3 block = block_for(cols / N);
+  const int64_t grid_y = std::min(MAX_GRID_Y, blocks(rows, ROWS * block.y));
+  const dim3 grid(blocks(cols / N, block.x), grid_y);
+  forward_kernel<T, A, N, TANH><<<grid, block, 0, stream>>>(x, bias, out, rows, cols);
+}
+
+template <typename T, typename A>
+cudaError_t forward(const T* x, const T* bias, T* out, int64_t rows, int64_t cols, bool tanh_form,
+                    cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  const bool wide = packs_fit<T>(cols, x, bias, out);
+  auto* start = wide ? tanh_form ? start_forward<T, A, N, true> : start_forward<T, A, N, false>
+                : tanh_form ? start_forward<T, A, 1, true>
+                            : start_forward<T, A, 1, false>;
+  start(x, bias, out, rows, cols, stream);
+  return cudaGetLastError();
+}
+
+// Rows of the workspace (parts × cols accumulators) that the backward pass wants.
+extern "C" int64_t bias_gelu_backward_parts(int64_t rows, int64_t cols) {
+  return std::max<int64_t>(1, std::min(BACK_BLOCKS / blocks(cols, 2048), blocks(rows, BACK_ROWS)));
+}
+
+template <typename T, typename A, int N, bool TANH>
+void start_backward(const T* grad, const T* x, const T* bias, T* dx, A* workspace, int64_t rows,
+                    int64_t cols, cudaStream_t stream) {
+  const dim3 block = block_for(cols / N);
+  const dim3 grid(blocks(cols / N, block.x), bias_gelu_backward_parts(rows, cols));
+  backward_kernel<T, A, N, TANH>
+      <<<grid, block, 0, stream>>>(grad, x, bias, dx, workspace, rows, cols);
+}
+
+template <typename T, typename A>
+cudaError_t backward(const T* grad, const T* x, const T* bias, T* dx, T* dbias, A* workspace,
+                     int64_t rows, int64_t cols, bool tanh_form, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  const bool wide = packs_fit<T>(cols, grad, x, bias, dx);
+  auto* start = wide ? tanh_form ? start_backward<T, A, N, true> : start_backward<T, A, N, false>
+                : tanh_form ? start_backward<T, A, 1, true>
+                            : start_backward<T, A, 1, false>;
+  start(grad, x, bias, dx, workspace, rows, cols, stream);
+  finish_kernel<<<blocks(cols, 32), dim3(32, 8), 0, stream>>>(
+      workspace, dbias, bias_gelu_backward_parts(rows, cols), cols);
+  return cudaGetLastError();
+}
+
+#define LAUNCHERS(SUFFIX, T, A)                                                                \
+  extern "C" cudaError_t bias_gelu_launch_##SUFFIX(const T* x, const T* bias, T* out,          \
+                                                   int64_t rows, int64_t cols, bool tanh_form, \
+                                                   cudaStream_t stream) {                      \
+    return forward<T, A>(x, bias, out, rows, cols, tanh_form, stream);                         \
+  }                                                                                            \
+  extern "C" cudaError_t bias_gelu_backward_launch_##SUFFIX(                                   \
+      const T* grad, const T* x, const T* bias, T* dx, T* dbias, A* workspace, int64_t rows,   \
+      int64_t cols, bool tanh_form, cudaStream_t stream) {                                     \
+    return backward(grad, x, bias, dx, dbias, workspace, rows, cols, tanh_form, stream);       \
+  }
+LAUNCHERS(f32, float, float)
+LAUNCHERS(f64, double, double)
+LAUNCHERS(f16, __half, float)
+LAUNCHERS(bf16, __nv_bfloat16, float)

@@ -1,0 +1,267 @@
+// 4_look_back.cu: one pass
+// Before : rung 3 reads x twice, because a tile has to know the sum of all tiles before it
+// Idea   : a block scans its tile and publishes the sum at once; then it looks back over its
+//          predecessors' sums, 32 at a time, until one has published the sum of all before it as
+//          well (Merrill and Garland, 2016); nobody waits for a whole kernel
+// Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows · tiles < 2^31
+// Result : not measured yet
+// Try    : number the tiles by blockIdx.x, not by ticket. Why may it then wait for ever?
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#ifndef BLOCK
+#define BLOCK 256
+#endif
+#ifndef PACKS
+#define PACKS 4
+#endif
+
+template <typename T>
+struct Accumulator {
+  using type = float;  // 16-bit types are stored, never added up in
+};
+template <>
+struct Accumulator<double> {
+  using type = double;
+};
+
+// What a block scans at a time. A warp has PACKS strips of 32 packs of 16 bytes, one after another
+// in memory; a lane has one pack of each.
+template <typename T>
+struct Tile {
+  static constexpr int N = 16 / sizeof(T);
+  static constexpr int STRIP = 32 * N;
+  static constexpr int SIZE = BLOCK * PACKS * N;
+  typename Accumulator<T>::type at[PACKS][N];
+};
+
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
+};
+
+// The first element of this lane, counted from the start of the tile.
+template <typename T>
+__device__ int first_element() {
+  return threadIdx.x / 32 * (PACKS * Tile<T>::STRIP) + threadIdx.x % 32 * Tile<T>::N;
+}
+
+// Elements begin … begin + SIZE - 1 of a row; what lies outside 0 … n-1 is 0. x + begin is aligned
+// to 16 bytes, so that all packs are, also in rows that are not.
+template <typename T>
+__device__ void load(Tile<T>& tile, const T* x, int64_t begin, int64_t n) {
+  constexpr int N = Tile<T>::N;
+  using P = Pack<T, N>;
+#pragma unroll
+  for (int j = 0; j < PACKS; ++j) {
+    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
+    P p = {};
+    if (i >= 0 && i + N <= n) {
+      p = *reinterpret_cast<const P*>(x + i);
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (i + k >= 0 && i + k < n) p.at[k] = x[i + k];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) tile.at[j][k] = static_cast<typename Accumulator<T>::type>(p.at[k]);
+  }
+}
+
+template <typename T, typename A>
+__device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int64_t n) {
+  constexpr int N = Tile<T>::N;
+  using P = Pack<T, N>;
+  const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % 16 == 0;
+#pragma unroll
+  for (int j = 0; j < PACKS; ++j) {
+    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
+    P p;
+#pragma unroll
+    for (int k = 0; k < N; ++k) p.at[k] = static_cast<T>(before + tile.at[j][k]);
+    if (aligned && i >= 0 && i + N <= n) {
+      *reinterpret_cast<P*>(out + i) = p;
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (i + k >= 0 && i + k < n) out[i + k] = p.at[k];
+      }
+    }
+  }
+}
+
+// Replaces each element by the sum of the tile up to it. Returns the sum of the tile, to all
+// threads.
+template <typename T, typename A = typename Accumulator<T>::type>
+__device__ A scan_tile(Tile<T>& tile) {
+  constexpr int N = Tile<T>::N;
+  __shared__ A warps[BLOCK / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  A before = 0;  // the sum of the strips so far
+#pragma unroll
+  for (int j = 0; j < PACKS; ++j) {
+#pragma unroll
+    for (int k = 1; k < N; ++k) tile.at[j][k] += tile.at[j][k - 1];
+    A sum = tile.at[j][N - 1];  // becomes the sum of this lane's packs and those of lower lanes
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const A left = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += left;
+    }
+    A left = __shfl_up_sync(0xffffffff, sum, 1);
+    if (lane == 0) left = 0;
+#pragma unroll
+    for (int k = 0; k < N; ++k) tile.at[j][k] += before + left;
+    before += __shfl_sync(0xffffffff, sum, 31);
+  }
+  __syncthreads();  // warps is free again, if this is called in a loop
+  if (lane == 0) warps[warp] = before;
+  __syncthreads();
+  A total = 0, left = 0;
+#pragma unroll
+  for (int w = 0; w < BLOCK / 32; ++w) {
+    if (w == warp) left = total;
+    total += warps[w];
+  }
+#pragma unroll
+  for (int j = 0; j < PACKS; ++j) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) tile.at[j][k] += left;
+  }
+  return total;
+}
+
+// Elements by which the row starts after a multiple of 16 bytes: its first tile begins there.
+template <typename T>
+__device__ int64_t misalignment(const T* row) {
+  return reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T);
+}
+
+// How far a tile is. A float and its flag share one word of 8 bytes, so that they become visible
+// together; a double has its flag beside it, written after it and read before it.
+enum Flag : unsigned { NOTHING = 0, SUM = 1, PREFIX = 2 };  // of the tile; of all tiles up to it
+
+template <typename A>
+struct Progress;
+template <>
+struct Progress<float> {
+  unsigned long long word;
+  __device__ void publish(Flag flag, float value) {
+    const unsigned long long bits = __float_as_uint(value);
+    *static_cast<volatile unsigned long long*>(&word) = (bits << 32) | flag;
+  }
+  __device__ unsigned read(float& value) const {
+    const unsigned long long seen = *static_cast<const volatile unsigned long long*>(&word);
+    value = __uint_as_float(static_cast<unsigned>(seen >> 32));
+    return static_cast<unsigned>(seen);
+  }
+};
+template <>
+struct Progress<double> {
+  double sum, prefix;
+  unsigned flag;
+  __device__ void publish(Flag what, double value) {
+    *static_cast<volatile double*>(what == SUM ? &sum : &prefix) = value;
+    __threadfence();
+    *static_cast<volatile unsigned*>(&flag) = what;
+  }
+  __device__ unsigned read(double& value) const {
+    const unsigned seen = *static_cast<const volatile unsigned*>(&flag);
+    __threadfence();
+    value = *static_cast<const volatile double*>(seen == SUM ? &sum : &prefix);
+    return seen;
+  }
+};
+
+// The sum of all tiles before `t` of this row, found by one warp. progress[0] is the row's first.
+template <typename A>
+__device__ A look_back(const Progress<A>* progress, int64_t t) {
+  const int lane = threadIdx.x % 32;
+  A before = 0;
+  for (int64_t last = t - 1; last >= 0; last -= 32) {
+    A value = 0;
+    unsigned prefixes, wanted;
+    do {  // lane i waits for tile last - i, unless a lower lane has found a prefix
+      unsigned flag = PREFIX;
+      if (lane <= last) flag = progress[last - lane].read(value);
+      prefixes = __ballot_sync(0xffffffff, flag == PREFIX);
+      wanted = prefixes ? prefixes ^ (prefixes - 1) : 0xffffffff;  // lanes up to the first prefix
+      wanted &= ~__ballot_sync(0xffffffff, flag != NOTHING);
+    } while (wanted != 0);
+    const int first = prefixes ? __ffs(prefixes) - 1 : 31;
+    if (lane > first) value = 0;
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
+    before += value;
+    if (prefixes) break;
+  }
+  return before;
+}
+
+template <typename T, typename A>
+__global__ void __launch_bounds__(BLOCK)
+    scan_kernel(const T* x, T* out, unsigned* ticket, Progress<A>* progress, int64_t tiles,
+                int64_t n) {
+  __shared__ unsigned number;
+  __shared__ A shared_before;
+  // Tiles are taken in the order in which blocks start: all that a tile waits for are running.
+  if (threadIdx.x == 0) number = atomicAdd(ticket, 1);
+  __syncthreads();
+  const int64_t row = number / tiles, t = number - row * tiles;
+  progress += row * tiles;
+  x += row * n;
+  const int64_t begin = t * Tile<T>::SIZE - misalignment(x);
+  Tile<T> tile;
+  load(tile, x, begin, n);
+  const A total = scan_tile(tile);
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) progress[t].publish(t == 0 ? PREFIX : SUM, total);
+    const A before = look_back(progress, t);
+    if (threadIdx.x == 0) {
+      if (t > 0) progress[t].publish(PREFIX, before + total);
+      shared_before = before;
+    }
+  }
+  __syncthreads();
+  store(tile, shared_before, out + row * n, begin, n);
+}
+
+// Tiles of a row, wherever it starts.
+template <typename T>
+int64_t tiles_of(int64_t n) {
+  return (n + Tile<T>::N - 1 + Tile<T>::SIZE - 1) / Tile<T>::SIZE;
+}
+
+// Bytes of workspace: the ticket, then what each tile publishes. float64 wants the most.
+extern "C" int64_t scan_workspace(int64_t rows, int64_t n) {
+  return 16 + rows * tiles_of<double>(n) * sizeof(Progress<double>);
+}
+
+template <typename T>
+cudaError_t launch(const T* x, T* out, void* workspace, int64_t rows, int64_t n,
+                   cudaStream_t stream) {
+  using A = typename Accumulator<T>::type;
+  const int64_t tiles = tiles_of<T>(n);
+  if (rows * tiles > INT32_MAX) return cudaErrorInvalidValue;
+  const size_t bytes = 16 + rows * tiles * sizeof(Progress<A>);
+  const cudaError_t error = cudaMemsetAsync(workspace, 0, bytes, stream);
+  if (error != cudaSuccess) return error;
+  auto* progress = reinterpret_cast<Progress<A>*>(static_cast<char*>(workspace) + 16);
+  scan_kernel<<<static_cast<unsigned>(rows * tiles), BLOCK, 0, stream>>>(
+      x, out, static_cast<unsigned*>(workspace), progress, tiles, n);
+  return cudaGetLastError();
+}
+
+#define LAUNCHER(SUFFIX, T)                                                                      \
+  extern "C" cudaError_t scan_launch_##SUFFIX(const T* x, T* out, void* workspace, int64_t rows, \
+                                              int64_t n, cudaStream_t stream) {                  \
+    return launch(x, out, workspace, rows, n, stream);                                           \
+  }
+LAUNCHER(f32, float)
+LAUNCHER(f64, double)
+LAUNCHER(f16, __half)
+LAUNCHER(bf16, __nv_bfloat16)

@@ -1,0 +1,87 @@
+// 5_vectorized.cu: 16 bytes a load, a store and an access of shared memory
+// Before : rung 4 moves one element an instruction: 2 bytes of it for the 16-bit types
+// Idea   : packs of 16 bytes all the way; each thread turns N×N elements round in its registers
+// Cost   : 2·n·sizeof(T) bytes moved   Legal: rows and cols multiples of 16 bytes, aligned to 16
+// Result : not measured yet
+// Try    : one pack of padding a row; work out the banks before you measure
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+template <typename T>
+struct Tile {
+  static constexpr int N = 16 / sizeof(T);  // elements of a pack of 16 bytes
+  static constexpr int SIDE = sizeof(T) == 1 ? 128 : 256 / sizeof(T);  // rows and columns
+  static constexpr int PACKS = SIDE / N;                               // of a row of the tile
+  static constexpr int THREADS = PACKS * PACKS;
+};
+
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
+};
+
+// Thread t loads N packs, then has the N×N elements where row of packs t % PACKS meets column of
+// packs t / PACKS: it turns them round in registers and writes N packs.
+template <typename T>
+__global__ void __launch_bounds__(Tile<T>::THREADS)
+    transpose_kernel(const T* in, T* out, int64_t rows, int64_t cols) {
+  constexpr int N = Tile<T>::N, SIDE = Tile<T>::SIDE, PACKS = Tile<T>::PACKS;
+  using P = Pack<T, N>;
+  __shared__ P tile[SIDE * PACKS];
+  const int64_t tile_cols = (cols + SIDE - 1) / SIDE, tile_rows = (rows + SIDE - 1) / SIDE;
+  const int64_t r0 = blockIdx.x / tile_cols % tile_rows * SIDE, c0 = blockIdx.x % tile_cols * SIDE;
+  const int64_t matrix = blockIdx.x / (tile_cols * tile_rows) * rows * cols;
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    const int i = k * Tile<T>::THREADS + threadIdx.x, r = i / PACKS, p = i % PACKS;
+    if (r0 + r < rows && c0 + p * N < cols) {
+      tile[r * PACKS + p] = *reinterpret_cast<const P*>(in + matrix + (r0 + r) * cols + c0 + p * N);
+    }
+  }
+  __syncthreads();
+  const int q = threadIdx.x % PACKS, p = threadIdx.x / PACKS;
+  const int64_t r = r0 + q * N, c = c0 + p * N;
+  if (r >= rows || c >= cols) return;
+  P block[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) block[k] = tile[(q * N + k) * PACKS + p];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    P turned;
+#pragma unroll
+    for (int k = 0; k < N; ++k) turned.at[k] = block[k].at[j];
+    *reinterpret_cast<P*>(out + matrix + (c + j) * rows + r) = turned;
+  }
+}
+
+template <typename T>
+cudaError_t launch(const T* in, T* out, int64_t batch, int64_t rows, int64_t cols,
+                   cudaStream_t stream) {
+  constexpr int N = Tile<T>::N, SIDE = Tile<T>::SIDE;
+  const auto bits = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out);
+  if (rows % N != 0 || cols % N != 0 || bits % 16 != 0) return cudaErrorNotSupported;
+  const int64_t grid = batch * ((rows + SIDE - 1) / SIDE) * ((cols + SIDE - 1) / SIDE);
+  transpose_kernel<<<static_cast<unsigned>(grid), Tile<T>::THREADS, 0, stream>>>(in, out, rows,
+                                                                                 cols);
+  return cudaGetLastError();
+}
+
+// Transposing moves bits and never looks at them: one launcher for each size of element.
+extern "C" cudaError_t transpose_launch_b8(const uint8_t* in, uint8_t* out, int64_t batch,
+                                           int64_t rows, int64_t cols, cudaStream_t stream) {
+  return launch(in, out, batch, rows, cols, stream);
+}
+extern "C" cudaError_t transpose_launch_b16(const uint16_t* in, uint16_t* out, int64_t batch,
+                                            int64_t rows, int64_t cols, cudaStream_t stream) {
+  return launch(in, out, batch, rows, cols, stream);
+}
+extern "C" cudaError_t transpose_launch_b32(const uint32_t* in, uint32_t* out, int64_t batch,
+                                            int64_t rows, int64_t cols, cudaStream_t stream) {
+  return launch(in, out, batch, rows, cols, stream);
+}
+extern "C" cudaError_t transpose_launch_b64(const uint64_t* in, uint64_t* out, int64_t batch,
+                                            int64_t rows, int64_t cols, cudaStream_t stream) {
+  return launch(in, out, batch, rows, cols, stream);
+}

@@ -1,0 +1,132 @@
+"""bias_gelu: GELU of x + bias in one kernel, with both gradients; the tail of a linear layer."""
+
+import functools
+import types
+from collections.abc import Callable
+
+import torch
+
+import loader
+from ops.common import FLOATS, Case, Cost, tensor
+
+DETERMINISTIC = True  # column sums too: each in an order of its own, always the same
+
+
+def reference(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """``gelu(x + bias)`` in float64."""
+    return torch.nn.functional.gelu(x.double() + bias.double(), approximate=approximate)
+
+
+def bias_gelu(
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    approximate: str = "none",
+    kernel: types.ModuleType | None = None,
+) -> torch.Tensor:
+    """``gelu(x + bias)``: h·Φ(h) with h = x + bias (arXiv:1606.08415); differentiable, once.
+
+    Args:
+        x: (..., C), float32, float64, float16 or bfloat16. Any strides; what is not contiguous is
+            copied once.
+        bias: (C,), of x's dtype and device.
+        approximate: "none", or "tanh" for the form with a tanh in place of Φ.
+        kernel: what ``loader.load("bias_gelu", rung)`` returned; the last rung for None.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+
+    Raises:
+        RuntimeError: device, dtype or shape do not fit.
+        ValueError: there is no such approximation.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
+    return BiasGelu.apply(x, bias, approximate == "tanh", kernel or _last_rung())
+
+
+class BiasGelu(torch.autograd.Function):
+    """Keeps x and bias, and computes x + bias again: cheaper than a third tensor in memory."""
+
+    @staticmethod
+    def forward(
+        ctx, x: torch.Tensor, bias: torch.Tensor, tanh: bool, kernel: types.ModuleType
+    ) -> torch.Tensor:
+        x, bias = x.contiguous(), bias.contiguous()
+        ctx.save_for_backward(x, bias)
+        ctx.tanh, ctx.kernel = tanh, kernel
+        return kernel.bias_gelu(x, bias, tanh)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        dx, dbias = ctx.kernel.bias_gelu_backward(grad.contiguous(), *ctx.saved_tensors, ctx.tanh)
+        return dx, dbias, None, None
+
+
+@functools.cache
+def _last_rung() -> types.ModuleType:
+    return loader.load("bias_gelu")
+
+
+def cost(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> Cost:
+    """Reads x and the bias, writes the result; about 10 operations an element."""
+    return Cost(bytes=(2 * x.numel() + bias.numel()) * x.element_size(), flops=10 * x.numel())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest ‖out − reference‖ / ‖reference‖.
+
+    Two roundings an element, of x + bias (where it is stored) and of the result, at half an epsilon
+    each; GELU's slope is at most 1.13. In float32 the error function adds as much.
+    """
+    return 2 * torch.finfo(dtype).eps
+
+
+def grad_tolerance(dtype: torch.dtype) -> float:
+    """As ``tolerance``, for gradients.
+
+    That of the bias is a sum of both signs: what cancels leaves its rounding errors behind, one for
+    each row, √rows of them on top of each other in float32 and float64.
+    """
+    return (4 if torch.finfo(dtype).bits == 16 else 500) * torch.finfo(dtype).eps
+
+
+def cases() -> list[Case]:
+    """Row lengths around the sizes of a pack, a warp and a block; every layout, dtype and form."""
+    shapes = [(0, 8), (8, 0), (1,), (1, 1), (5, 3), (33, 24), (7, 257), (3, 5, 64), (129, 1000)]
+    wanted = [(shape, "contiguous") for shape in shapes]
+    wanted += [((1000, 8), "contiguous"), ((2, 4104), "contiguous"), ((3, 4099), "contiguous")]
+    wanted += [((9, 64), "misaligned"), ((64, 48), "transposed"), ((64, 48), "strided")]
+    wanted += [((64, 48), "expanded"), ((10, 100), "nonfinite"), ((512, 2048), "contiguous")]
+    forms = ("none", "tanh")
+    found = [_case(*one, dtype, form) for dtype in FLOATS for one in wanted for form in forms]
+    # Past 32-bit indices: more rows than a grid has blocks in y, and one long row.
+    found.append(_case(((1 << 21) + 1, 1024), "contiguous", torch.float16, "none"))
+    found.append(_case((1, (1 << 31) + 8), "contiguous", torch.float16, "none"))
+    return found
+
+
+def bench_cases() -> list[Case]:
+    """Activations of a large model; then other dtypes, the tanh form, narrow rows, odd rows."""
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    found = [_case((8192, 8192), "contiguous", dtype, "none") for dtype in (bf16, f32, f16)]
+    found += [_case((8192, 8192), "contiguous", dtype, "tanh") for dtype in (bf16, f32)]
+    found += [_case((rows, 1024), "contiguous", bf16, "none") for rows in (16, 256, 4096)]
+    found.append(_case((1 << 20, 128), "contiguous", bf16, "none"))
+    return [*found, _case((16384, 4097), "contiguous", bf16, "none")]
+
+
+def baselines() -> dict[str, Callable]:
+    """Two calls of PyTorch's."""
+    gelu = torch.nn.functional.gelu
+    return {"eager": lambda x, bias, approximate: gelu(x + bias, approximate=approximate)}
+
+
+def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype, form: str) -> Case:
+    def inputs(device: str) -> tuple[torch.Tensor, torch.Tensor, str]:
+        of_bias = layout if layout == "misaligned" else "contiguous"
+        bias = tensor(shape[-1:], dtype, device, of_bias)
+        return tensor(shape, dtype, device, layout), bias, form
+
+    name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout} {form}"
+    return Case(name, inputs, torch.Size(shape).numel())
