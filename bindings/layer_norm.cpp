@@ -13,8 +13,8 @@
 struct __half;  // only pointers cross the border, so the 16-bit types need no header here
 struct __nv_bfloat16;
 
-// Must match the definitions in kernels/layer_norm/*.cu to the letter. `residual` and `sum` are both
-// null or both not; mean and rstd are float, and double for double.
+// Must match the definitions in kernels/layer_norm/*.cu to the letter. `residual` and `sum` are
+// both null or both not; mean and rstd are float, and double for double.
 extern "C" {
 cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight,
                                   const float* bias, float* sum, float* out, float* mean,
@@ -43,15 +43,14 @@ struct Buffers {
 template <typename T, typename W, typename Launch>
 cudaError_t call(Launch launch, const Buffers& all, double eps, cudaStream_t stream) {
   const bool adds = all.residual.defined();
-  return launch(static_cast<const T*>(all.x.const_data_ptr()),
-                adds ? static_cast<const T*>(all.residual.const_data_ptr()) : nullptr,
-                static_cast<const T*>(all.weight.const_data_ptr()),
-                static_cast<const T*>(all.bias.const_data_ptr()),
-                adds ? static_cast<T*>(all.sum.mutable_data_ptr()) : nullptr,
-                static_cast<T*>(all.out.mutable_data_ptr()),
-                static_cast<W*>(all.mean.mutable_data_ptr()),
-                static_cast<W*>(all.rstd.mutable_data_ptr()), all.mean.numel(), all.x.size(-1),
-                eps, stream);
+  return launch(
+      static_cast<const T*>(all.x.const_data_ptr()),
+      adds ? static_cast<const T*>(all.residual.const_data_ptr()) : nullptr,
+      static_cast<const T*>(all.weight.const_data_ptr()),
+      static_cast<const T*>(all.bias.const_data_ptr()),
+      adds ? static_cast<T*>(all.sum.mutable_data_ptr()) : nullptr,
+      static_cast<T*>(all.out.mutable_data_ptr()), static_cast<W*>(all.mean.mutable_data_ptr()),
+      static_cast<W*>(all.rstd.mutable_data_ptr()), all.mean.numel(), all.x.size(-1), eps, stream);
 }
 
 void check(const char* name, const at::Tensor& t, const at::Tensor& x, at::IntArrayRef shape) {

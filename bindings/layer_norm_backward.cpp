@@ -81,10 +81,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor& rstd, const std::optional<at::Tensor>& grad_sum) {
   TORCH_CHECK(x.is_cuda(), "layer_norm_backward: x must be on a CUDA device, got ", x.device());
   const at::ScalarType dtype = x.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
-                  dtype == at::kBFloat16,
-              "layer_norm_backward: dtype must be float32, float64, float16 or bfloat16, got ",
-              dtype);
+  TORCH_CHECK(
+      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
+      "layer_norm_backward: dtype must be float32, float64, float16 or bfloat16, got ", dtype);
   TORCH_CHECK(x.dim() >= 1, "layer_norm_backward: x must have at least one dimension, got shape ",
               x.sizes());
   const int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
@@ -99,22 +98,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
   const c10::cuda::CUDAGuard guard(x.device());  // launch on the GPU that holds x
   if (rows == 0) return {at::empty_like(x), at::zeros_like(weight), at::zeros_like(weight)};
   const Buffers all = {
-      grad, grad_sum.value_or(at::Tensor()), x, weight, mean, rstd, at::empty_like(x),
-      at::empty_like(weight), at::empty_like(weight),
+      grad,
+      grad_sum.value_or(at::Tensor()),
+      x,
+      weight,
+      mean,
+      rstd,
+      at::empty_like(x),
+      at::empty_like(weight),
+      at::empty_like(weight),
       at::empty({layer_norm_backward_workspace(rows, cols)}, x.options().dtype(wide))};
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
 
   cudaError_t error = cudaSuccess;
   switch (dtype) {
-    case at::kFloat:
-      error = call<float, float>(layer_norm_backward_launch_f32, all, stream);
-      break;
+    case at::kFloat: error = call<float, float>(layer_norm_backward_launch_f32, all, stream); break;
     case at::kDouble:
       error = call<double, double>(layer_norm_backward_launch_f64, all, stream);
       break;
-    case at::kHalf:
-      error = call<__half, float>(layer_norm_backward_launch_f16, all, stream);
-      break;
+    case at::kHalf: error = call<__half, float>(layer_norm_backward_launch_f16, all, stream); break;
     default:
       error = call<__nv_bfloat16, float>(layer_norm_backward_launch_bf16, all, stream);
       break;

@@ -26,12 +26,12 @@ cudaError_t softmax_backward_launch_bf16(const __nv_bfloat16* grad, const __nv_b
 namespace {
 
 template <typename T, typename Launch>
-cudaError_t call(Launch launch, const at::Tensor& grad, const at::Tensor& out,
-                 const at::Tensor& dx, cudaStream_t stream) {
+cudaError_t call(Launch launch, const at::Tensor& grad, const at::Tensor& out, const at::Tensor& dx,
+                 cudaStream_t stream) {
   const int64_t cols = out.size(-1);
   return launch(static_cast<const T*>(grad.const_data_ptr()),
-                static_cast<const T*>(out.const_data_ptr()),
-                static_cast<T*>(dx.mutable_data_ptr()), out.numel() / cols, cols, stream);
+                static_cast<const T*>(out.const_data_ptr()), static_cast<T*>(dx.mutable_data_ptr()),
+                out.numel() / cols, cols, stream);
 }
 
 bool is_supported(at::ScalarType dtype) {
@@ -68,15 +68,11 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& out) {
 
   cudaError_t error = cudaSuccess;
   switch (grad.scalar_type()) {
-    case at::kFloat:
-      error = call<float>(softmax_backward_launch_f32, grad, out, dx, stream);
-      break;
+    case at::kFloat: error = call<float>(softmax_backward_launch_f32, grad, out, dx, stream); break;
     case at::kDouble:
       error = call<double>(softmax_backward_launch_f64, grad, out, dx, stream);
       break;
-    case at::kHalf:
-      error = call<__half>(softmax_backward_launch_f16, grad, out, dx, stream);
-      break;
+    case at::kHalf: error = call<__half>(softmax_backward_launch_f16, grad, out, dx, stream); break;
     default:
       error = call<__nv_bfloat16>(softmax_backward_launch_bf16, grad, out, dx, stream);
       break;
@@ -93,8 +89,9 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& out) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("softmax_backward", &softmax_backward, pybind11::arg("grad"), pybind11::arg("out"),
-        "out * (grad - sum(grad * out)) along the last dimension: the gradient of softmax, from the "
-        "gradient and the value of its result. Contiguous CUDA tensors of one shape and dtype "
-        "(float32, float64, float16, bfloat16); anything else is refused.");
+  m.def(
+      "softmax_backward", &softmax_backward, pybind11::arg("grad"), pybind11::arg("out"),
+      "out * (grad - sum(grad * out)) along the last dimension: the gradient of softmax, from the "
+      "gradient and the value of its result. Contiguous CUDA tensors of one shape and dtype "
+      "(float32, float64, float16, bfloat16); anything else is refused.");
 }

@@ -40,8 +40,8 @@ __global__ void layer_norm_kernel(const T* x, const T* residual, const T* weight
   const int64_t first = int64_t{blockIdx.x} * cols;
   if (residual != nullptr) {  // what is normalised is x + residual, rounded to T as it is stored
     for (int64_t c = threadIdx.x; c < cols; c += BLOCK) {
-      sum[first + c] = static_cast<T>(static_cast<W>(x[first + c]) +
-                                      static_cast<W>(residual[first + c]));
+      sum[first + c] =
+          static_cast<T>(static_cast<W>(x[first + c]) + static_cast<W>(residual[first + c]));
     }
     x = sum;  // each thread reads below what it wrote here itself: no barrier needed
   }
@@ -75,18 +75,32 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight, const float* bias, float* sum, float* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
+                                             const float* weight, const float* bias, float* sum,
+                                             float* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual, const double* weight, const double* bias, double* sum, double* out, double* mean, double* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
+                                             const double* weight, const double* bias, double* sum,
+                                             double* out, double* mean, double* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual, const __half* weight, const __half* bias, __half* sum, __half* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
+                                             const __half* weight, const __half* bias, __half* sum,
+                                             __half* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* sum, __nv_bfloat16* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                              const __nv_bfloat16* weight,
+                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
+                                              __nv_bfloat16* out, float* mean, float* rstd,
+                                              int64_t rows, int64_t cols, double eps,
+                                              cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }

@@ -2,9 +2,9 @@
 // Before : rung 1 reads a row three times
 // Idea   : keep count, mean and squared distances together (Welford, 1962), and join the threads'
 //          triples by the same rule (Chan, Golub and LeVeque, 1979): no cancellation, one pass less
-// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write             Legal: rows < 2^31, any cols
-// Result : not measured yet
-// Try    : replace the division by the count by a table of reciprocals; predict first
+// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write             Legal: rows < 2^31, any
+// cols Result : not measured yet Try    : replace the division by the count by a table of
+// reciprocals; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,7 +21,7 @@ template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <typename W>
-struct Part {  // of a row
+struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
@@ -35,9 +35,9 @@ __device__ Part<W> join(Part<W> a, Part<W> b) {
 template <typename W>
 __device__ Part<W> join_warp(Part<W> part) {
   for (int d = 16; d > 0; d /= 2) {
-    part = join(part, Part<W>{__shfl_xor_sync(~0u, part.count, d),
-                              __shfl_xor_sync(~0u, part.mean, d),
-                              __shfl_xor_sync(~0u, part.m2, d)});
+    part =
+        join(part, Part<W>{__shfl_xor_sync(~0u, part.count, d), __shfl_xor_sync(~0u, part.mean, d),
+                           __shfl_xor_sync(~0u, part.m2, d)});
   }
   return part;
 }
@@ -86,18 +86,32 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight, const float* bias, float* sum, float* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
+                                             const float* weight, const float* bias, float* sum,
+                                             float* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual, const double* weight, const double* bias, double* sum, double* out, double* mean, double* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
+                                             const double* weight, const double* bias, double* sum,
+                                             double* out, double* mean, double* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual, const __half* weight, const __half* bias, __half* sum, __half* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
+                                             const __half* weight, const __half* bias, __half* sum,
+                                             __half* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* sum, __nv_bfloat16* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                              const __nv_bfloat16* weight,
+                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
+                                              __nv_bfloat16* out, float* mean, float* rstd,
+                                              int64_t rows, int64_t cols, double eps,
+                                              cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }

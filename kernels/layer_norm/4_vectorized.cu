@@ -32,7 +32,7 @@ struct alignas(16) Pack {  // one load, one store
 };
 
 template <typename W>
-struct Part {  // of a row
+struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
@@ -108,8 +108,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
 #pragma unroll
       for (int k = 0; k < N<T>; ++k) {
         const W normal = (value[p * N<T> + k] - part.mean) * rstd;
-        pack[p].at[k] =
-            static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
+        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
       }
       reinterpret_cast<Pack<T>*>(out)[first + i] = pack[p];
     }
@@ -124,8 +123,8 @@ template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
   uintptr_t bits = 0;
-  for (const T* pointer : {x, residual, weight, bias, static_cast<const T*>(sum),
-                           static_cast<const T*>(out)}) {
+  for (const T* pointer :
+       {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
   if (bits % 16 != 0 || cols % N<T> != 0 || cols > MAX_BLOCK * VALUES<T> || rows > INT32_MAX) {
@@ -133,23 +132,36 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   }
   const int warps = static_cast<int>((cols + 32 * VALUES<T> - 1) / (32 * VALUES<T>));
   layer_norm_kernel<<<static_cast<unsigned>(rows), 32 * warps, 0, stream>>>(
-      x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols),
-      static_cast<W>(eps));
+      x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols), static_cast<W>(eps));
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight, const float* bias, float* sum, float* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
+                                             const float* weight, const float* bias, float* sum,
+                                             float* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual, const double* weight, const double* bias, double* sum, double* out, double* mean, double* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
+                                             const double* weight, const double* bias, double* sum,
+                                             double* out, double* mean, double* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual, const __half* weight, const __half* bias, __half* sum, __half* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
+                                             const __half* weight, const __half* bias, __half* sum,
+                                             __half* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* sum, __nv_bfloat16* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                              const __nv_bfloat16* weight,
+                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
+                                              __nv_bfloat16* out, float* mean, float* rstd,
+                                              int64_t rows, int64_t cols, double eps,
+                                              cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }

@@ -35,7 +35,7 @@ struct alignas(16) Pack {  // one load, one store
 };
 
 template <typename W>
-struct Part {  // of a row
+struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                       W* mean_out, W* rstd_out, int cols, W eps) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
-  constexpr int PACKS = VALUES<T> / N<T>;  // that a thread keeps; the row has `packs`
+  constexpr int PACKS = VALUES<T> / N<T>;            // that a thread keeps; the row has `packs`
   __shared__ Part<W> found[MAX_BLOCK / 32], blocks[MAX_CLUSTER];
   const auto cluster = cooperative_groups::this_cluster();
   cluster.barrier_arrive();  // "I run": before that, nobody may write into my shared memory
@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   __syncthreads();
   part = join_warp(lane < warps ? found[lane] : Part<W>{0, 0, 0});
   cluster.barrier_wait();  // all blocks of the cluster run
-  if (static_cast<int>(threadIdx.x) < size) *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
+  if (static_cast<int>(threadIdx.x) < size)
+    *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
   cluster.sync();  // all have written to all
   part = join_warp(lane < size ? blocks[lane] : Part<W>{0, 0, 0});
   const W rstd = 1 / sqrt(part.m2 / cols + eps);
@@ -120,8 +121,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
 #pragma unroll
       for (int k = 0; k < N<T>; ++k) {
         const W normal = (value[p * N<T> + k] - part.mean) * rstd;
-        pack[p].at[k] =
-            static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
+        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
       }
       reinterpret_cast<Pack<T>*>(out)[first + i] = pack[p];
     }
@@ -137,8 +137,8 @@ template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
   uintptr_t bits = 0;
-  for (const T* pointer : {x, residual, weight, bias, static_cast<const T*>(sum),
-                           static_cast<const T*>(out)}) {
+  for (const T* pointer :
+       {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
   int size = 1;  // of the cluster: a power of two
@@ -170,18 +170,32 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
                             static_cast<int>(cols), static_cast<W>(eps));
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight, const float* bias, float* sum, float* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
+                                             const float* weight, const float* bias, float* sum,
+                                             float* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual, const double* weight, const double* bias, double* sum, double* out, double* mean, double* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
+                                             const double* weight, const double* bias, double* sum,
+                                             double* out, double* mean, double* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual, const __half* weight, const __half* bias, __half* sum, __half* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
+                                             const __half* weight, const __half* bias, __half* sum,
+                                             __half* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* sum, __nv_bfloat16* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                              const __nv_bfloat16* weight,
+                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
+                                              __nv_bfloat16* out, float* mean, float* rstd,
+                                              int64_t rows, int64_t cols, double eps,
+                                              cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }

@@ -70,7 +70,7 @@ __device__ T add(T a, T b) {
 }
 
 template <typename W>
-struct Part {  // of a row
+struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     __shared__ Part<W> blocks[MAX_CLUSTER];
     const int lane = threadIdx.x % 32;
     cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size) *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
+    if (static_cast<int>(threadIdx.x) < size)
+      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
     cluster.sync();  // all have written to all
     part = join_lanes(lane < size ? blocks[lane] : Part<W>{0, 0, 0}, 32);
   }
@@ -195,8 +196,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   }
   if (t < singles) {
     const W normal = (static_cast<W>(rest) - mean) * rstd;
-    out[first + single] = static_cast<T>(normal * static_cast<W>(weight[single]) +
-                                         static_cast<W>(bias[single]));
+    out[first + single] =
+        static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
   }
   if (t == 0 && row < rows) {  // the gradient needs both
     mean_out[row] = mean;
@@ -241,7 +242,7 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   constexpr int SHORT_VALUES = SHORT * 4 / sizeof(W), VALUES = LONG * 4 / sizeof(W);
   const W eps = static_cast<W>(epsilon);
   const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(x) % 16 != 0;
-  if (cols <= 32 * VALUES) {  // a few lanes a row: 256 threads, several rows a block
+  if (cols <= 32 * VALUES) {         // a few lanes a row: 256 threads, several rows a block
     int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail
     while (lanes < 32 && lanes * SHORT_VALUES < cols) lanes *= 2;
     const dim3 block(lanes, 256 / lanes);
@@ -290,18 +291,32 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
                             cols, eps);
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual, const float* weight, const float* bias, float* sum, float* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
+                                             const float* weight, const float* bias, float* sum,
+                                             float* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual, const double* weight, const double* bias, double* sum, double* out, double* mean, double* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
+                                             const double* weight, const double* bias, double* sum,
+                                             double* out, double* mean, double* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual, const __half* weight, const __half* bias, __half* sum, __half* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
+                                             const __half* weight, const __half* bias, __half* sum,
+                                             __half* out, float* mean, float* rstd, int64_t rows,
+                                             int64_t cols, double eps, cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }
 
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* sum, __nv_bfloat16* out, float* mean, float* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                              const __nv_bfloat16* weight,
+                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
+                                              __nv_bfloat16* out, float* mean, float* rstd,
+                                              int64_t rows, int64_t cols, double eps,
+                                              cudaStream_t stream) {
   return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 }

@@ -191,18 +191,41 @@ cudaError_t launch(const T* grad, const T* grad_sum, const T* x, const T* weight
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_backward_launch_f32(const float* grad, const float* grad_sum, const float* x, const float* weight, const float* mean, const float* rstd, float* dx, float* dweight, float* dbias, float* partial, int64_t rows, int64_t cols, cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols, stream);
+extern "C" cudaError_t layer_norm_backward_launch_f32(const float* grad, const float* grad_sum,
+                                                      const float* x, const float* weight,
+                                                      const float* mean, const float* rstd,
+                                                      float* dx, float* dweight, float* dbias,
+                                                      float* partial, int64_t rows, int64_t cols,
+                                                      cudaStream_t stream) {
+  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
+                stream);
 }
 
-extern "C" cudaError_t layer_norm_backward_launch_f64(const double* grad, const double* grad_sum, const double* x, const double* weight, const double* mean, const double* rstd, double* dx, double* dweight, double* dbias, double* partial, int64_t rows, int64_t cols, cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols, stream);
+extern "C" cudaError_t layer_norm_backward_launch_f64(const double* grad, const double* grad_sum,
+                                                      const double* x, const double* weight,
+                                                      const double* mean, const double* rstd,
+                                                      double* dx, double* dweight, double* dbias,
+                                                      double* partial, int64_t rows, int64_t cols,
+                                                      cudaStream_t stream) {
+  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
+                stream);
 }
 
-extern "C" cudaError_t layer_norm_backward_launch_f16(const __half* grad, const __half* grad_sum, const __half* x, const __half* weight, const float* mean, const float* rstd, __half* dx, __half* dweight, __half* dbias, float* partial, int64_t rows, int64_t cols, cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols, stream);
+extern "C" cudaError_t layer_norm_backward_launch_f16(const __half* grad, const __half* grad_sum,
+                                                      const __half* x, const __half* weight,
+                                                      const float* mean, const float* rstd,
+                                                      __half* dx, __half* dweight, __half* dbias,
+                                                      float* partial, int64_t rows, int64_t cols,
+                                                      cudaStream_t stream) {
+  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
+                stream);
 }
 
-extern "C" cudaError_t layer_norm_backward_launch_bf16(const __nv_bfloat16* grad, const __nv_bfloat16* grad_sum, const __nv_bfloat16* x, const __nv_bfloat16* weight, const float* mean, const float* rstd, __nv_bfloat16* dx, __nv_bfloat16* dweight, __nv_bfloat16* dbias, float* partial, int64_t rows, int64_t cols, cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols, stream);
+extern "C" cudaError_t layer_norm_backward_launch_bf16(
+    const __nv_bfloat16* grad, const __nv_bfloat16* grad_sum, const __nv_bfloat16* x,
+    const __nv_bfloat16* weight, const float* mean, const float* rstd, __nv_bfloat16* dx,
+    __nv_bfloat16* dweight, __nv_bfloat16* dbias, float* partial, int64_t rows, int64_t cols,
+    cudaStream_t stream) {
+  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
+                stream);
 }

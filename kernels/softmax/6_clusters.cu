@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(MAX_BLOCK) softmax_kernel(const T* x, T* out, 
   part = join_warp(lane < warps ? found[lane] : Part<W>{LOWEST<W>, 0});
 
   cluster.barrier_wait();  // all blocks of the cluster run
-  if (static_cast<int>(threadIdx.x) < size) *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
+  if (static_cast<int>(threadIdx.x) < size)
+    *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
   cluster.sync();  // all have written to all
   part = join_warp(lane < size ? blocks[lane] : Part<W>{LOWEST<W>, 0});
   const W scale = fast_exp(own - part.largest) / part.sum;

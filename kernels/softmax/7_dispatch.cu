@@ -120,9 +120,12 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   if constexpr (CLUSTER) {
     __shared__ Part<W> blocks[MAX_CLUSTER];
     cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size) *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
+    if (static_cast<int>(threadIdx.x) < size)
+      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
     cluster.sync();  // all have written to all
-    part = join_lanes(static_cast<int>(threadIdx.x % 32) < size ? blocks[threadIdx.x % 32] : Part<W>{LOWEST<W>, 0}, 32);
+    part = join_lanes(static_cast<int>(threadIdx.x % 32) < size ? blocks[threadIdx.x % 32]
+                                                                : Part<W>{LOWEST<W>, 0},
+                      32);
   }
 #endif
   const W scale = fast_exp(own - part.largest) / part.sum;

@@ -34,7 +34,8 @@ struct alignas(16) Pack {
   T at[N<T>];
 };
 
-// The sum over `width` neighbouring threads of the block: up to 32 a power of two, else whole warps.
+// The sum over `width` neighbouring threads of the block: up to 32 a power of two, else whole
+// warps.
 template <typename W>
 __device__ W sum_block(W value, int width) {
   for (int d = min(width, 32) / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   if constexpr (CLUSTER) {
     __shared__ W blocks[MAX_CLUSTER];
     cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size) *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = dot;
+    if (static_cast<int>(threadIdx.x) < size)
+      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = dot;
     cluster.sync();  // all have written to all
     dot = 0;
     for (int block = 0; block < size; ++block) dot += blocks[block];
@@ -161,7 +163,7 @@ cudaError_t launch(const T* grad, const T* out, T* dx, int64_t rows, int64_t col
                    cudaStream_t stream) {
   const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(grad) % 16 != 0;
   if (cols <= 32 * LONG<T> * N<T>) {  // a few lanes a row: 256 threads, several rows a block
-    int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail
+    int lanes = odd ? 2 * N<T> : 1;   // enough for the singles of head and tail
     while (lanes < 32 && lanes * SHORT * N<T> < cols) lanes *= 2;
     const dim3 block(lanes, 256 / lanes);
     const int64_t grid = (rows + block.y - 1) / block.y;
