@@ -52,13 +52,14 @@ KEEP_DAYS = 30
 
 # torch switches the operators of __half off; a plain nvcc call has them.
 CUDA_FLAGS = shlex.split(
-    "-O3 -lineinfo -Xptxas -v -Xcompiler -Wall,-Wextra,-fvisibility=hidden "
+    "-O3 -lineinfo -Xptxas -v --threads 0 -Xcompiler -Wall,-Wextra,-fvisibility=hidden "
     "-U__CUDA_NO_HALF_OPERATORS__ -U__CUDA_NO_HALF_CONVERSIONS__ -U__CUDA_NO_HALF2_OPERATORS__ "
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"
 )
 CXX_FLAGS = ["-O1", "-Wall", "-Wextra", "-fvisibility=hidden"]
-# All rungs define the same launcher: -Bsymbolic makes each library call its own.
-LD_FLAGS = ["-shared", "-Wl,-Bsymbolic", "-ltorch_python"]
+# All rungs define the same launcher: -Bsymbolic makes each library call its own. -lstdc++: a g++
+# set up to link it statically would bring in a second one, which crashes when it prints a number.
+LD_FLAGS = ["-shared", "-Wl,-Bsymbolic", "-ltorch_python", "-lstdc++"]
 
 # Stands in for the compilers during a build, and keeps what torch and ninja throw away: the command,
 # the messages and the dependency file of each object.
