@@ -151,8 +151,8 @@ def _obituary(failure: str, step: str, printed: str) -> str:
     last = "\n".join(printed.strip().splitlines()[-5:])
     help = f"\nHelp: {hint(failure, RUNTIME)}" if hint(failure, RUNTIME) else ""
     return (
-        f"the kernel {failure}{where}.{help}\nIt ran in a second process: this one is unharmed, correct "
-        "the kernel and go on." + (f"\nIts last words: {last}" if last else "")
+        f"the kernel {failure}{where}.{help}\nIt ran in a second process: this one is unharmed, "
+        "correct the kernel and go on." + (f"\nIts last words: {last}" if last else "")
     )
 
 

@@ -39,14 +39,17 @@ def _build(line: str, cell: str, layer: str) -> None:
     child.start()  # it gets ready while the compiler works
     overlay.write(op, rung, layer, cell)
     build = overlay.load(op, rung).build
-    display(build_table(build))
+    display(build_table(build, overlay.find(op, rung)))
     print(*(f"\n{warning}" for warning in warnings(build)), sep="\n", end="")
 
 
-def build_table(build: loader.Build) -> Table:
-    """What a build cost, and what it made."""
-    made = f"compiled {', '.join(build.compiled)}" if build.compiled else "compiled nothing"
-    cached = f"; from the cache: {', '.join(build.cached)}" if build.cached else ""
+def build_table(build: loader.Build, files: overlay.Files) -> Table:
+    """What a build cost, and what it made of ``files``."""
+    own = {files.kernel.name, files.binding.name if files.binding else f"{build.op}.cpp"}
+    made = ", ".join(name for name in build.compiled if name in own) or "nothing"
+    cached = ", ".join(name for name in build.cached if name in own)
+    title = f"{build.op}/{files.name}: {build.seconds:.2f} s, compiled {made}"
+    title += f"; from the cache: {cached}" if cached else ""
     columns = ["kernel", "registers", "spilled bytes", "shared bytes", "occupancy"]
     rows = []
     for k in build.kernels:
@@ -55,7 +58,6 @@ def build_table(build: loader.Build) -> Table:
         held = "unknown" if share is None else f"{share:.0%}"
         rows.append([k.name, str(k.registers), spills, str(k.shared), held])
     notes = [f"Occupancy: share of an SM's warps with {THREADS} threads a block."] * bool(rows)
-    title = f"{build.op}/{build.rung}: {build.seconds:.2f} s, {made}{cached}"
     return Table(title, columns, rows, notes)
 
 

@@ -29,14 +29,14 @@ def write(op: str, rung: str, layer: str, cell: str) -> Path:
     Raises:
         ValueError: the name is that of a file of the repository, or not a name.
     """
-    if not rung.isidentifier():
-        raise ValueError(f"a rung made in a cell needs a name like my_rung, got {rung!r}")
     for stem in loader.rungs(op):
         if rung in (stem, *stem.split("_", 1)):
             raise ValueError(
                 f"{rung!r} is the rung kernels/{op}/{stem}.cu, which a cell does not replace. "
                 f"Choose another name: %%{layer} {op}/my_{stem.split('_', 1)[-1]}"
             )
+    if not rung.isidentifier():
+        raise ValueError(f"a rung made in a cell needs a name like my_rung, got {rung!r}")
     # The magic's own line becomes line 1, so every line number is the one that the cell shows.
     text = f"// %%{layer} {op}/{rung}\n{cell}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
