@@ -2,6 +2,7 @@
 
 import functools
 import types
+from collections.abc import Callable
 
 import torch
 
@@ -80,3 +81,19 @@ def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
 
     name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
     return Case(name, inputs, torch.Size(shape).numel())
+
+
+DETERMINISTIC = True  # one addition an element, in no order
+
+
+def bench_cases() -> list[Case]:
+    """2^28 float32 first: 3 GB, far beyond any cache. Then sizes, dtypes and awkward vectors."""
+    found = [_case((1 << 28,), "contiguous", torch.float32)]
+    found += [_case((1 << n,), "contiguous", torch.float32) for n in (12, 16, 20, 24)]
+    found += [_case((1 << 28,), "contiguous", dtype) for dtype in FLOATS[1:]]
+    return [*found, _case(((1 << 28) + 1,), "misaligned", torch.float32)]
+
+
+def baselines() -> dict[str, Callable[..., torch.Tensor]]:
+    """PyTorch's own addition."""
+    return {"eager": torch.add}
