@@ -6,9 +6,10 @@
 from lab.benchmark import BenchError, bench
 from lab.checker import CheckError, check
 from lab.overlay import load
+from lab.profiler import profile
 from lab.source import diff, show
 
-__all__ = ["BenchError", "CheckError", "bench", "check", "diff", "load", "show"]
+__all__ = ["BenchError", "CheckError", "bench", "check", "diff", "load", "profile", "show"]
 
 
 def load_ipython_extension(shell) -> None:

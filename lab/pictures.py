@@ -1,5 +1,5 @@
-"""The pictures, each with a text that says the same. Black, white, hatches and marks: no meaning
-depends on a colour.
+"""The pictures, each with a text that says the same. Hatches and marks tell arms apart without
+their colours.
 """
 
 import base64
@@ -50,7 +50,10 @@ def ladder(report: BenchReport, case: str) -> Picture:
         spread = [[rate - work / row.high / scale], [work / row.low / scale - rate]]
         face, hatch = ("0.55", "") if row.is_rung else ("white", "///")
         axes.barh(i, rate, xerr=spread, color=face, hatch=hatch, edgecolor="black", capsize=3)
-        axes.text(rate, i, f"  {rate:.{1 if matmul else 0}f}", va="center", fontsize=9)
+        label = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(
+            0.01 * top, i, f"{rate:.{1 if matmul else 0}f}", va="center", fontsize=9, bbox=label
+        )
     axes.set_yticks(range(len(rows)), [row.arm for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(top, *(row.rate() / scale for row in rows)))
@@ -73,12 +76,12 @@ def sweep(report: BenchReport) -> Picture:
     arms = dict.fromkeys(row.arm for row in report.rows)
     dtype = report.cases()[0].split()[0]
     said = []
-    for mark, arm in zip(MARKS * len(arms), arms, strict=False):
+    for i, (mark, arm) in enumerate(zip(MARKS * len(arms), arms, strict=False)):
         rows = [r for r in report.rows if r.arm == arm and r.case.split()[0] == dtype]
         rows.sort(key=lambda row: row.bytes)
         style = "-" if any(row.is_rung for row in rows) else "--"
         points = [(row.bytes, row.rate() / scale) for row in rows]
-        axes.plot(*zip(*points, strict=True), style, marker=mark, label=arm, color="black",
+        axes.plot(*zip(*points, strict=True), style, marker=mark, label=arm, color=f"C{i}",
                   markerfacecolor="white", linewidth=1)  # fmt: skip
         said.append(f"{arm} " + ", ".join(f"{rate:.4g}" for _, rate in points))
     axes.set_xscale("log", base=2)
@@ -106,12 +109,12 @@ def roofline(report: BenchReport) -> Picture:
     )
     said = []
     arms = dict.fromkeys(row.arm for row in rows)
-    for mark, arm in zip(MARKS * len(arms), arms, strict=False):
+    for i, (mark, arm) in enumerate(zip(MARKS * len(arms), arms, strict=False)):
         mine = [row for row in rows if row.arm == arm]
         xs = [row.flops / row.bytes for row in mine]
         ys = [row.flops / row.median / 1e12 for row in mine]
         axes.plot(
-            xs, ys, linestyle="", marker=mark, label=arm, color="black", markerfacecolor="white"
+            xs, ys, linestyle="", marker=mark, label=arm, color=f"C{i}", markerfacecolor="white"
         )
         said += [f"{arm} {x:.3g} FLOP a byte, {y:.3g} TFLOP/s" for x, y in zip(xs, ys, strict=True)]
     axes.set_xscale("log")

@@ -39,7 +39,7 @@ def text(cell):
     found = []
     for out in cell.outputs:
         if out.output_type == "stream":
-            found.append(out.text if out.name == "stdout" else "")
+            found += [out.text] if out.name == "stdout" else []
         elif out.output_type == "error":
             found.append("\n".join(out.traceback))
         else:
