@@ -65,6 +65,7 @@ class Kernel:
 
     parameters: list[str]
     cluster: str = ""
+    typed: bool = True  # neither a template nor overloaded: its name alone says what it takes
 
 
 @dataclass
@@ -233,10 +234,21 @@ def find_kernels(file: File) -> None:
             elif file.is_name(name, "__launch_bounds__", "__maxnreg__", "__attribute__"):
                 pass
             else:
-                kernel = Kernel(parameter_names(file, at, end), cluster)
-                file.kernels.setdefault(file.tokens[name].text, kernel)
+                note_kernel(file, start, name, Kernel(parameter_names(file, at, end), cluster))
                 break
             at = end + 1
+
+
+def note_kernel(file: File, start: int, name: int, kernel: Kernel) -> None:
+    before = start
+    while file.is_name(file.step(before, -1), "static", "inline", "extern"):
+        before = file.step(before, -1)
+    kernel.typed = not file.is_op(file.step(before, -1), ">")  # template <...> __global__
+    known = file.kernels.setdefault(file.tokens[name].text, kernel)
+    if known is not kernel:
+        known.cluster = known.cluster or kernel.cluster
+        # A declaration and its definition have as many parameters; overloads may differ in types.
+        known.typed = False
 
 
 def parameter_names(file: File, open_: int, close: int) -> list[str]:
@@ -270,7 +282,7 @@ def kernel_key(code: str) -> str:
 
 def kernels_with_attributes(file: File) -> set[str]:
     """The kernels that cudaFuncSetAttribute mentions. A launch of these must know the function's
-    address; of others it need not, and may leave template arguments to be deduced."""
+    address; of other templates it need not, and may leave their arguments to be deduced."""
     keys = set()
     for at in range(len(file.tokens)):
         if file.is_name(at, "cudaFuncSetAttribute") and file.is_op(file.step(at, 1), "("):
@@ -329,14 +341,15 @@ def rewrite_launch(file: File, launch: int, attribute_kernels: set[str]) -> int:
     name = file.code(begin, launch)
     base = re.split(r"<", name)[0].split("::")[-1].strip()
     kernel = file.kernels.get(base, Kernel([]))
-    key = f", ::simt::address_of({name})" if kernel_key(name) in attribute_kernels else ""
+    known = base in file.kernels and kernel.typed
+    typed = f"::simt::typed({name}), " if known or kernel_key(name) in attribute_kernels else ""
     cluster = f".cluster({kernel.cluster})" if kernel.cluster else ""
     arguments = re.sub(r"\bNULL\b", "nullptr", file.text(open_ + 1, close))
     comma = ", " if file.code(open_ + 1, close) else ""
     text = (
         f"::simt::Launcher({{{quoted(name)}, {quoted(','.join(kernel.parameters))}, "
-        f"{{__FILE__, __LINE__}}}}{key}){cluster}.on({file.text(launch + 1, configured)})"
-        f".run([=](auto... simt_a) {{ {name}(simt_a...); }}{comma}{arguments})"
+        f"{{__FILE__, __LINE__}}}}){cluster}.on({file.text(launch + 1, configured)})"
+        f".run({typed}[=](auto... simt_a) {{ {name}(simt_a...); }}{comma}{arguments})"
     )
     left_out = file.text(begin, launch) + file.text(configured, open_)
     file.edits.append((begin, close + 1, text + newlines(left_out)))
@@ -353,7 +366,7 @@ def rewrite_launch_ex(file: File, at: int) -> None:
     name = file.code(first_comma + 1, name_end)
     kernel = file.kernels.get(re.split(r"<", name)[0].split("::")[-1].strip(), Kernel([]))
     site = f"{{{quoted(name)}, {quoted(','.join(kernel.parameters))}, {{__FILE__, __LINE__}}}}"
-    file.edits.append((at, at + 1, f"::simt::LaunchKernelEx{{{site}}}"))
+    file.edits.append((at, at + 1, f"::simt::LaunchKernelEx({site})"))
 
 
 def quoted(text: str) -> str:

@@ -99,7 +99,7 @@ void forget_extents();  // that sites remember
 
 void check_races(Worker& w, const Access& a, const Target& target);
 void prepare_races(Launch& launch);
-void report_early_read(const Worker& w);  // at the end of a phase
+void end_of_phase(const Worker& w);  // at a barrier, and at the end of a block
 void fence(Scope scope);
 
 void count(Worker& w, const Access& a, bool shared);

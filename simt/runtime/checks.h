@@ -8,6 +8,7 @@ namespace simt::checks {
 #if SIMT_CHECKED
 void launch_starts(Launch& launch);
 void launch_ends(Launch& launch);
+void worker_starts(Worker& w);  // on its host thread
 void blocks_start(Worker& w);
 void blocks_end(Worker& w);
 void barrier_reached(const Place& here);  // called once for all threads that meet in it
@@ -15,6 +16,7 @@ void barrier_opens(Worker& w, const Block& b);
 #else
 inline void launch_starts(Launch&) {}
 inline void launch_ends(Launch&) {}
+inline void worker_starts(Worker&) {}
 inline void blocks_start(Worker&) {}
 inline void blocks_end(Worker&) {}
 inline void barrier_reached(const Place&) {}

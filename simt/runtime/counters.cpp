@@ -197,10 +197,10 @@ void blocks_start(Worker& w) {
 
 void barrier_reached(const Place& here) { count_barrier(here); }
 
-void blocks_end(Worker& w) { report_early_read(w); }
+void blocks_end(Worker& w) { end_of_phase(w); }
 
 void barrier_opens(Worker& w, const Block& b) {
-  report_early_read(w);
+  end_of_phase(w);
   for (unsigned i = 0; i < (b.size + kWarpSize - 1) / kWarpSize; i++) {
     finish_warp(w, b.first_warp + i);
   }

@@ -227,6 +227,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = simt::kSharedReserved; break;
     case cudaDevAttrMaxRegistersPerBlock: *value = p.regsPerBlock; break;
     case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+    case cudaDevAttrClusterLaunch: *value = 1; break;
     case cudaDevAttrMaxGridDimX: *value = p.maxGridSize[0]; break;
     case cudaDevAttrMaxGridDimY: *value = p.maxGridSize[1]; break;
     case cudaDevAttrMaxGridDimZ: *value = p.maxGridSize[2]; break;

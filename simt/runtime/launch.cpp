@@ -120,6 +120,7 @@ class Team {
  private:
   void work(Worker& w) {
     worker = &w;
+    checks::worker_starts(w);
     {
       CrashStack crash_stack;
       for (;;) {

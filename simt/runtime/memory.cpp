@@ -12,6 +12,7 @@
 #include <new>
 
 #include "checker.h"
+#include "checks.h"
 #include "shared.h"
 #include "worker.h"
 
@@ -48,26 +49,41 @@ Cell* map_cells(size_t bytes) {
   return static_cast<Cell*>(p);
 }
 
-int add_segments(dl_phdr_info* info, size_t, void* base) {
-  if (info->dlpi_addr != reinterpret_cast<uintptr_t>(base) &&
-      !(info->dlpi_addr == 0 && info->dlpi_name[0] == 0)) {
-    return 0;
-  }
-  for (int i = 0; i < info->dlpi_phnum; i++) {
-    const auto& segment = info->dlpi_phdr[i];
-    if (segment.p_type != PT_LOAD) continue;
-    const auto* low = reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr);
-    constants.push_back({low, low + segment.p_memsz});
-  }
-  return 1;
+// Calls use(info) for this library (or program) among all that are loaded.
+template <class F>
+void for_this_library(F use) {
+  struct Search {
+    F& use;
+    const void* base;
+  };
+  Dl_info self;
+  if (!dladdr(reinterpret_cast<void*>(&map_cells), &self)) return;
+  Search search{use, self.dli_fbase};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& s = *static_cast<Search*>(data);
+        for (int i = 0; i < info->dlpi_phnum; i++) {
+          const auto& segment = info->dlpi_phdr[i];
+          const auto* low = reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr);
+          if (segment.p_type == PT_LOAD && segment.p_offset == 0 && low == s.base) {
+            s.use(*info);
+            return 1;
+          }
+        }
+        return 0;
+      },
+      &search);
 }
 
 void find_constants() {
   if (!constants.empty()) return;
-  Dl_info self;
-  if (dladdr(reinterpret_cast<void*>(&find_constants), &self)) {
-    dl_iterate_phdr(&add_segments, self.dli_fbase);
-  }
+  for_this_library([](const dl_phdr_info& info) {
+    for (int i = 0; i < info.dlpi_phnum; i++) {
+      const auto& segment = info.dlpi_phdr[i];
+      const auto* low = reinterpret_cast<const char*>(info.dlpi_addr + segment.p_vaddr);
+      if (segment.p_type == PT_LOAD) constants.push_back({low, low + segment.p_memsz});
+    }
+  });
 }
 
 const Extent* find_extent(const char* p) {
@@ -265,6 +281,16 @@ void prepare_memory(Launch& launch) {
     constexpr size_t kLargestCluster = 16;
     shared_cells = map_cells(kLargestCluster * kSharedArena / 4 * sizeof(Cell));
   }
+}
+
+void worker_starts(Worker& w) {
+  for_this_library([&w](const dl_phdr_info& info) {
+    for (int i = 0; i < info.dlpi_phnum; i++) {
+      if (info.dlpi_phdr[i].p_type != PT_TLS) continue;
+      w.tls_low = static_cast<const char*>(info.dlpi_tls_data);
+      w.tls_high = w.tls_low + info.dlpi_phdr[i].p_memsz;
+    }
+  });
 }
 
 void release_memory() {

@@ -69,7 +69,7 @@ std::string text(const uint3& v) {
   return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
 }
 
-[[noreturn]] void fail_race(const Worker& w, const Mark& m, bool mark_writes, const Access& a) {
+std::string race_text(const Worker& w, const Mark& m, bool mark_writes, const Access& a) {
   const Thread& t = *thread;
   const Request& request = w.launch->request;
   const void* other_pc = site_number(m.site).pc;
@@ -93,7 +93,39 @@ std::string text(const uint3& v) {
   } else {
     message += ", with no barrier between.\n  Next: put __syncthreads() between the two.";
   }
-  fail(cudaErrorLaunchFailure, message);
+  return message;
+}
+
+[[noreturn]] void fail_race(const Worker& w, const Mark& m, bool mark_writes, const Access& a) {
+  fail(cudaErrorLaunchFailure, race_text(w, m, mark_writes, a));
+}
+
+// A plain read of what others update atomically is how every loop around atomicCAS begins, and
+// there it does no harm. So it is forgiven when the same thread goes on with an atomic there.
+struct DoubtfulRead {
+  const Thread* reader = nullptr;
+  const char* p;
+  std::string message;
+};
+DoubtfulRead doubtful_read;
+
+void report_doubtful_read(const Worker& w) {
+  if (doubtful_read.reader == nullptr) return;
+  doubtful_read.reader = nullptr;
+  fail_here(*w.launch, cudaErrorLaunchFailure, doubtful_read.message);
+}
+
+void doubt(const Worker& w, const Mark& m, const Access& a) {
+  if (doubtful_read.reader != nullptr) {
+    if (doubtful_read.reader == thread && doubtful_read.p == a.p) return;
+    fail(cudaErrorLaunchFailure, doubtful_read.message);
+  }
+  doubtful_read = {thread, a.p, race_text(w, m, true, a)};
+}
+
+void forgive(Cell& cell, const Access& a) {
+  if (doubtful_read.reader == thread && doubtful_read.p == a.p) doubtful_read.reader = nullptr;
+  if (is_own(cell.read, *thread)) cell.read.epoch = 0;
 }
 
 void renew(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const Access& a) {
@@ -115,7 +147,7 @@ void mark_read(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const 
   } else if (m.block != t.block->number) {
     // A read by another block says more than one by this block: whoever writes, meets it.
     if (ordered(w, m, t)) renew(m, w, t, bytes, a);
-  } else if (m.epoch != t.block->epoch) {
+  } else if (m.epoch != t.block->epoch || (!is_own(m, t) && ordered(w, m, t))) {
     renew(m, w, t, bytes, a);
   } else {
     if (m.thread != t.rank) {
@@ -157,7 +189,13 @@ void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bo
       early_read = {&t, a.p, a.site.pc, a.kind};
     }
   }
-  if (conflicts(w, cell.write, t, bytes, a)) fail_race(w, cell.write, true, a);
+  if (a.kind == Kind::kAtomic) forgive(cell, a);
+  if (conflicts(w, cell.write, t, bytes, a)) {
+    if (a.kind != Kind::kRead || !cell.write.atomic || cell.write.is_volatile) {
+      fail_race(w, cell.write, true, a);
+    }
+    doubt(w, cell.write, a);
+  }
   if (writes(a.kind)) {
     if (conflicts(w, cell.read, t, bytes, a)) fail_race(w, cell.read, false, a);
     mark_write(cell.write, w, t, bytes, a);
@@ -192,7 +230,8 @@ void check_races(Worker& w, const Access& a, const Target& target) {
   if (is_atomic(a.kind)) pass_flag(clocks[thread->block->number], a.kind);
 }
 
-void report_early_read(const Worker& w) {
+void end_of_phase(const Worker& w) {
+  report_doubtful_read(w);
   if (early_read.reader == nullptr) return;
   fail_here(*w.launch, cudaErrorLaunchFailure,
             describe(*early_read.reader) + " " + what(early_read.kind) +
@@ -216,7 +255,7 @@ void prepare_races(Launch& launch) {
   if (p == MAP_FAILED) throw std::bad_alloc();
   clocks = static_cast<Clock*>(p);
   now = 1;
-  early_read.reader = nullptr;
+  early_read.reader = doubtful_read.reader = nullptr;
 }
 
 }  // namespace simt::checks

@@ -246,19 +246,6 @@ void shape_blocks(Worker& w, const Launch& launch) {
   w.ready.assign(w.order.size(), nullptr);
 }
 
-// Kernels read threadIdx and its like all the time: the checker should know them at a glance.
-void find_thread_locals(Worker& w) {
-  const std::pair<const void*, size_t> all[] = {
-      {&worker, sizeof worker},     {&thread, sizeof thread},   {&threadIdx, sizeof threadIdx},
-      {&blockIdx, sizeof blockIdx}, {&blockDim, sizeof blockDim}, {&gridDim, sizeof gridDim}};
-  w.tls_low = static_cast<const char*>(all[0].first);
-  w.tls_high = w.tls_low;
-  for (const auto& [p, size] : all) {
-    w.tls_low = std::min(w.tls_low, static_cast<const char*>(p));
-    w.tls_high = std::max(w.tls_high, static_cast<const char*>(p) + size);
-  }
-}
-
 void reserve_shared_memory(Worker& w, unsigned cluster_size) {
   if (w.shared_blocks >= cluster_size) return;
   if (w.shared) munmap(w.shared, w.shared_blocks * kSharedArena);
@@ -335,7 +322,6 @@ void run_cluster(Worker& w, uint64_t cluster) {
   w.next = w.ready_head = w.ready_count = w.cluster_waiting = 0;
   w.alive = static_cast<unsigned>(w.order.size());
   w.stacks->reset();
-  find_thread_locals(w);
   blockDim = {request.block.x, request.block.y, request.block.z};
   gridDim = {grid.x, grid.y, grid.z};
   checks::blocks_start(w);
@@ -435,6 +421,25 @@ void cluster_barrier(const Place& here) {
   } else {
     wait_here(w);
   }
+}
+
+unsigned cluster_blocks() { return static_cast<unsigned>(worker->blocks.size()); }
+
+dim3 cluster_shape() { return worker->launch->request.cluster; }
+
+unsigned rank_of_shared(const void* p) {
+  return static_cast<unsigned>((static_cast<const char*>(p) - worker->shared) / kSharedArena);
+}
+
+const void* shared_of_rank(const void* p, unsigned rank) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - worker->shared);
+  if (offset >= cluster_blocks() * kSharedArena || rank >= cluster_blocks()) {
+    fail(cudaErrorIllegalAddress,
+         describe(*thread) + " calls map_shared_rank() for block " + std::to_string(rank) +
+             " of a cluster of " + std::to_string(cluster_blocks()) +
+             ", or with a pointer that does not point to shared memory.");
+  }
+  return worker->shared + rank * kSharedArena + offset % kSharedArena;
 }
 
 void warp_wait(const char* what, WarpFunction operation, unsigned mask, const Place& here) {

@@ -82,6 +82,7 @@ namespace simt {
 // cudaLaunchKernelEx(&config, kernel, arguments...): the rewriter adds the site of the call.
 struct LaunchKernelEx {
   Site site;
+  explicit LaunchKernelEx(const Site& at) : site(at) {}
 
   template <class... Parameters, class... Arguments>
   cudaError_t operator()(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

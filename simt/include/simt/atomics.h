@@ -104,7 +104,7 @@ SIMT_DEFINE_ATOMIC(atomicDec, (::simt::kOneOf<T, unsigned>),
 template <class T>
 SIMT_ATOMIC T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
                         typename ::simt::Exactly<T>::Type desired) {
-  static_assert(std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T> ||
+  static_assert((std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) ||
                     ::simt::kOneOf<T, int>,
                 "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
   using Word = typename ::simt::WordOf<sizeof(T)>::Type;

@@ -60,12 +60,26 @@ SIMT_UNWATCHED void launch_with(Request request, Call call, Arguments... argumen
   launch(request);
 }
 
+template <class Result, class... Parameters>
+const void* address_of(Result (*kernel)(Parameters...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+// A kernel whose parameter types are known at its launch. (Those of a template may have to be
+// deduced, which only a call can do.)
+template <class... Parameters>
+struct Typed {
+  const void* kernel;
+};
+template <class... Parameters>
+Typed<Parameters...> typed(void (*kernel)(Parameters...)) {
+  return {address_of(kernel)};
+}
+
 class Launcher {
  public:
-  explicit Launcher(const Site& site, const void* kernel = nullptr) {
-    request_.site = site;
-    request_.kernel = kernel;
-  }
+  explicit Launcher(const Site& site) { request_.site = site; }
+
   Launcher& cluster(unsigned x, unsigned y = 1, unsigned z = 1) {
     request_.cluster = dim3(x, y, z);
     return *this;
@@ -76,18 +90,25 @@ class Launcher {
     request_.dynamic_shared = shared;
     return *this;
   }
+
+  // `call` is a lambda that makes the call, so that the kernel is inlined into the thread loop.
   template <class Call, class... Arguments>
   void run(Call call, Arguments... arguments) {
     launch_with(request_, call, arguments...);
+  }
+  template <class... Parameters, class Call, class... Arguments>
+  void run(Typed<Parameters...> kernel, Call call, Arguments&&... arguments) {
+    request_.kernel = kernel.kernel;
+    if constexpr (sizeof...(Parameters) == sizeof...(Arguments)) {
+      // As in CUDA, arguments become what the kernel takes here and not in every thread.
+      launch_with<Call, Parameters...>(request_, call, static_cast<Parameters>(arguments)...);
+    } else {  // the kernel has default arguments
+      launch_with(request_, call, arguments...);
+    }
   }
 
  private:
   Request request_;
 };
-
-template <class Result, class... Parameters>
-const void* address_of(Result (*kernel)(Parameters...)) {
-  return reinterpret_cast<const void*>(kernel);
-}
 
 }  // namespace simt

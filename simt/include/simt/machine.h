@@ -128,7 +128,7 @@ struct Worker {
   volatile bool in_kernel = false;  // true while kernel code runs, where it may be interrupted
   bool stopped = false;          // a fault was found: start no more threads
 
-  const char *tls_low = nullptr, *tls_high = nullptr;  // where the variables below lie
+  const char *tls_low = nullptr, *tls_high = nullptr;  // threadIdx and its like
   uint32_t first_epoch = 0;      // of the blocks that run now
   uint32_t cluster_epoch = 0;    // the last one before the latest cluster barrier
 
@@ -227,6 +227,10 @@ std::string describe(const Thread& t);
 void block_barrier(const char* what, const Place& here);
 int block_vote(const char* what, int (*combine)(int, int), int start, int value, const Place& here);
 void cluster_barrier(const Place& here);
+unsigned cluster_blocks();
+dim3 cluster_shape();
+const void* shared_of_rank(const void* p, unsigned rank);  // p in another block's shared memory
+unsigned rank_of_shared(const void* p);
 unsigned converge(const Place& here);  // the lanes that are here together: __activemask()
 void yield();
 

@@ -1,0 +1,3 @@
+// The toolkit's <cuda_pipeline.h>.
+#pragma once
+#include "cuda_pipeline_primitives.h"
