@@ -5,8 +5,8 @@
 // Idea   : a producer keeps STAGES buffers full and consumers empty them; each buffer has a barrier
 //          that says full and one that says empty. The consumers take the producer's registers
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
-//          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N a multiple
-//          of 8; pointers aligned to 16 bytes
+//          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N even;
+//          pointers aligned to 16 bytes
 // Result : not measured yet
 // Try    : STAGES 4 → 2; predict first
 
@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 constexpr int BM = 128, BN = 256, BK = 64;
 constexpr int CONSUMERS = 2;  // warpgroups; each computes 64 x BN
@@ -93,27 +94,25 @@ __device__ void wgmma_wait() {
 
 // d (64 x 256) = A (64 x 16) · B (16 x 256) + (accumulate ? d : 0), by the 128 threads of a
 // warpgroup. TRANS 1: the rows of the operand run along M or N in memory, not along K.
-#define F8(i)                                                                                 \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-#define F64(i) \
-  F8(i), F8(i + 8), F8(i + 16), F8(i + 24), F8(i + 32), F8(i + 40), F8(i + 48), F8(i + 56)
-#define WGMMA_M64N256K16(type)                                                                     \
-  asm volatile(                                                                                    \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                 \
-      " "                                                                                          \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                    \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-      "%126, %127}, %128, %129, p, 1, 1, %131, %132;\n}"                                           \
-      : F64(0), F64(64)                                                                            \
+// clang-format off
+#define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define F16(i) F4(i), F4(i + 4), F4(i + 8), F4(i + 12)
+#define F64(i) F16(i), F16(i + 16), F16(i + 32), F16(i + 48)
+#define WGMMA_M64N256K16(type)                                                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                     \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {"                          \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                    \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "          \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "          \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "          \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "          \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "          \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "\
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
+      "%128, %129, p, 1, 1, %131, %132;\n}"                                                      \
+      : F64(0), F64(64)                                                                          \
       : "l"(a), "l"(b), "r"(accumulate), "n"(TRANS_A), "n"(TRANS_B))
+// clang-format on
 
 template <typename T, int TRANS_A, int TRANS_B>
 __device__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
@@ -216,9 +215,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 // ---- host
 // ----------------------------------------------------------------------------------------
 
-// A matrix of `rows` contiguous rows in device memory, moved in boxes of 64 x 64.
+// A matrix in device memory, of which boxes of 64 x 64 are copied. TMA wants one stride to be 1 and
+// the other to be whole 16 bytes; if it is the rows' stride that is 1, the transpose is described.
 cudaError_t make_map(CUtensorMap* map, CUtensorMapDataType type, const void* data, int64_t rows,
-                     int64_t cols, int64_t row_stride) {
+                     int64_t cols, int64_t row, int64_t col) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -226,9 +226,14 @@ cudaError_t make_map(CUtensorMap* map, CUtensorMapDataType type, const void* dat
                                      &found);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  if (encode == nullptr) return cudaErrorNotSupported;
+  if (col != 1) {
+    std::swap(rows, cols);
+    std::swap(row, col);
+  }
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && row % 8 == 0;
+  if (col != 1 || !aligned || encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t size[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride[] = {static_cast<cuuint64_t>(row_stride) * 2};
+  const cuuint64_t stride[] = {static_cast<cuuint64_t>(row) * 2};
   const cuuint32_t box[] = {BOX, BOX}, every[] = {1, 1};
   const CUresult result =
       encode(map, type, 2, const_cast<void*>(data), size, stride, box, every,
@@ -242,24 +247,14 @@ cudaError_t launch(CUtensorMapDataType type, const T* a, const T* b, T* c, int64
                    int64_t k, int64_t a_row, int64_t a_col, int64_t b_row, int64_t b_col,
                    cudaStream_t stream) {
   if (k == 0) return cudaMemsetAsync(c, 0, m * n * sizeof(T), stream);
-  const bool trans_a = a_col != 1, trans_b = b_col == 1;
-  const int64_t a_stride = trans_a ? a_col : a_row, b_stride = trans_b ? b_row : b_col;
-  const auto bits = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
-                    reinterpret_cast<uintptr_t>(c);
-  if ((trans_a && a_row != 1) || (!trans_b && b_row != 1) || a_stride % 8 || b_stride % 8 ||
-      n % 8 || bits % 16) {
-    return cudaErrorNotSupported;
-  }
-  const int64_t rows = (m + BM - 1) / BM, cols = (n + BN - 1) / BN;
-  if (rows * cols > INT32_MAX || std::max({m, n, k}) > INT32_MAX - 1024) {
-    return cudaErrorInvalidValue;
-  }
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  if (std::max({m, n, k}) > INT32_MAX - 1024) return cudaErrorInvalidValue;
+  if (n % 2) return cudaErrorNotSupported;  // two columns are stored at once
+  CUtensorMap a_map, b_map;
+  cudaError_t error = make_map(&a_map, type, a, m, k, a_row, a_col);
+  if (error == cudaSuccess) error = make_map(&b_map, type, b, k, n, b_row, b_col);
   if (error != cudaSuccess) return error;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (major != 9) return cudaErrorNotSupported;
 
+  const bool trans_a = a_col != 1, trans_b = b_col == 1;
   const auto kernel = trans_a ? (trans_b ? matmul_kernel<T, 1, 1> : matmul_kernel<T, 1, 0>)
                               : (trans_b ? matmul_kernel<T, 0, 1> : matmul_kernel<T, 0, 0>);
   cudaFuncAttributes attributes;
@@ -269,14 +264,9 @@ cudaError_t launch(CUtensorMapDataType type, const T* a, const T* b, T* c, int64
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
   if (error != cudaSuccess) return error;
 
-  CUtensorMap a_map, b_map;
-  error = trans_a ? make_map(&a_map, type, a, k, m, a_stride)
-                  : make_map(&a_map, type, a, m, k, a_stride);
-  if (error != cudaSuccess) return error;
-  error = trans_b ? make_map(&b_map, type, b, k, n, b_stride)
-                  : make_map(&b_map, type, b, n, k, b_stride);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(rows * cols), THREADS, SHARED_BYTES, stream>>>(
+  const int64_t blocks = ((m + BM - 1) / BM) * ((n + BN - 1) / BN);
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  kernel<<<static_cast<unsigned>(blocks), THREADS, SHARED_BYTES, stream>>>(
       a_map, b_map, c, static_cast<int>(m), static_cast<int>(n),
       static_cast<int>((k + BK - 1) / BK));
   return cudaGetLastError();

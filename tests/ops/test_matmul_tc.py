@@ -66,8 +66,11 @@ def stub(tmp_path):
 
 
 REFUSALS = {
-    "device": (lambda t: (t(2, 3, device="meta"), t(3, 4)), "a must be on .*, got meta"),
-    "devices": (lambda t: (t(2, 3), t(3, 4, device="meta")), "on one device, got .* and meta"),
+    "device": (lambda t: (t(2, 3, device="meta"), t(3, 4)), "a (must be on .*, got|is on) meta"),
+    "devices": (
+        lambda t: (t(2, 3), t(3, 4, device="meta")),
+        "(on one device, got .* and|is on) meta",
+    ),
     "dtypes": (lambda t: (t(2, 3), t(3, 4).bfloat16()), "one dtype, got Half and BFloat16"),
     "dtype": (lambda t: (t(2, 3).float(), t(3, 4).float()), "float16 or bfloat16, got Float"),
     "dimensions": (lambda t: (t(2, 2, 3), t(3, 4)), r"2 dimensions, got shapes \[2, 2, 3\] and"),
