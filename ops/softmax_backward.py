@@ -52,10 +52,10 @@ def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:
 def tolerance(dtype: torch.dtype) -> float:
     """Largest ‖dx − reference‖ / ‖reference‖.
 
-    dx is rounded once; in float32 and float64 the difference and the product before it round too.
-    The sum's error is far below that: its terms are products with probabilities that sum up to 1.
+    In 16 bits dx is rounded once: half an epsilon. In float32 and float64 the difference and the
+    product round too, and the sum of a long row brings a few roundings more.
     """
-    return 2 * torch.finfo(dtype).eps
+    return torch.finfo(dtype).eps * (8 if dtype in (torch.float32, torch.float64) else 1)
 
 
 def cases() -> list[Case]:
@@ -96,9 +96,11 @@ def baselines() -> dict:
 def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
     def inputs(device: str) -> tuple[torch.Tensor, torch.Tensor]:
         grad = tensor(shape, dtype, device, layout)
+        # Long rows of like values would end among float16's denormals, which have fewer bits.
+        spread = 4 if shape[-1] > 8192 else 1
         if layout == "misaligned":  # by another distance than grad
-            return grad, torch.softmax(tensor(shape, dtype, device), dim=-1)
-        out = torch.softmax(tensor(shape, dtype, device, layout), dim=-1)
+            return grad, torch.softmax(spread * tensor(shape, dtype, device), dim=-1)
+        out = torch.softmax(spread * tensor(shape, dtype, device, layout), dim=-1)
         if layout == "transposed":
             out = out.transpose(-1, -2).contiguous().transpose(-1, -2)
         return grad, out

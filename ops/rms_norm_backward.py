@@ -1,0 +1,121 @@
+"""rms_norm_backward: the gradients of rms_norm, of x and weight at once."""
+
+import functools
+import types
+
+import torch
+
+import loader
+from ops.common import FLOATS, Case, Cost, tensor
+
+DETERMINISTIC = True
+
+
+def reference(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formulas of ``rms_norm_backward`` in float64."""
+    if x.shape[-1] == 0:
+        return x.double(), weight.double()
+    grad, rstd = grad.double(), rstd.double().view(*x.shape[:-1], 1)
+    normal = x.double() * rstd
+    g = grad * weight.double()
+    dx = rstd * (g - normal * (g * normal).mean(-1, keepdim=True))
+    return dx, (grad * normal).reshape(-1, x.shape[-1]).sum(0)
+
+
+def rms_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    kernel: types.ModuleType | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of ``n * weight`` with ``n = x * rstd`` along the last dimension.
+
+    With g = grad · weight: dx = rstd · (g − n · mean(g · n)), because rstd depends on x too;
+    dweight = Σ grad · n over all rows.
+
+    Args:
+        grad, x: (..., C), of one dtype (float32, float64, float16 or bfloat16). Any strides; what
+            is not contiguous is copied once.
+        weight: (C,), of x's dtype.
+        rstd: one value a row, as rms_norm's kernels return it: float32, or float64 if x is.
+        kernel: what ``loader.load("rms_norm_backward", rung)`` returned; the last rung for None.
+
+    Returns:
+        dx like x, dweight like weight. The same bits every time.
+
+    Raises:
+        RuntimeError: device, dtype or shape do not fit.
+    """
+    return (kernel or _last_rung()).rms_norm_backward(
+        grad.contiguous(), x.contiguous(), weight.contiguous(), rstd
+    )
+
+
+@functools.cache
+def _last_rung() -> types.ModuleType:
+    return loader.load("rms_norm_backward")
+
+
+def cost(grad, x, weight, rstd) -> Cost:
+    """Reads grad and x, writes dx, and the little ones."""
+    size = (3 * x.numel() + 2 * weight.numel()) * x.element_size()
+    return Cost(bytes=size + rstd.numel() * rstd.element_size(), flops=9 * x.numel())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest ‖out − reference‖ / ‖reference‖.
+
+    In 16 bits the result is rounded once, half an epsilon. In float32 and float64 a handful of
+    operations round dx, and the sums over rows grow by about a square root of their number.
+    """
+    return torch.finfo(dtype).eps * (16 if dtype in (torch.float32, torch.float64) else 1)
+
+
+def cases() -> list[Case]:
+    """Row lengths around the sizes of a pack, a warp, a block, a cluster; every layout and dtype."""
+    lengths = (3, 7, 8, 17, 31, 33, 64, 100, 255, 256, 257, 1000, 1024, 1025, 4096, 4099)
+    wanted = [((5, length), "contiguous") for length in lengths]
+    wanted += [((0, 8), "contiguous"), ((8, 0), "contiguous"), ((9,), "contiguous")]
+    wanted += [((3, 5, 7), "contiguous"), ((1000, 12), "contiguous"), ((3000, 128), "contiguous")]
+    wanted += [((4, n), "misaligned") for n in (12, 64, 1000, 4096)]
+    wanted += [((64, 48), "transposed"), ((64, 48), "strided"), ((64, 48), "expanded")]
+    wanted += [((8, 12), "nonfinite"), ((700, 300), "contiguous"), ((600, 2048), "contiguous")]
+    wanted += [((40, n), "contiguous") for n in (8192, 16387)]
+    wanted += [((3, n), "contiguous") for n in (32776, 65536, 131073)]
+    return [_case(shape, layout, dtype) for dtype in FLOATS for shape, layout in wanted]
+
+
+def bench_cases() -> list[Case]:
+    """The headline; row lengths from 128 to 2^16; the awkward ones."""
+    wanted = [((32768, 4096), "contiguous"), ((65536, 1024), "contiguous")]
+    wanted += [((65536, 128), "contiguous"), ((8192, 16384), "contiguous")]
+    wanted += [((2048, 65536), "contiguous"), ((32768, 4099), "contiguous")]
+    dtypes = (torch.float32, torch.bfloat16)
+    return [_case(shape, layout, dtype) for shape, layout in wanted for dtype in dtypes]
+
+
+def baselines() -> dict:
+    """PyTorch's own kernels for it, without the autograd around them."""
+
+    def eager(grad, x, weight, rstd):
+        rows = rstd.view(*x.shape[:-1], 1)
+        return torch.ops.aten._fused_rms_norm_backward(
+            grad, x, x.shape[-1:], rows, weight, [True, True]
+        )
+
+    return {"eager": eager}
+
+
+def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
+    def inputs(device: str) -> tuple[torch.Tensor, ...]:
+        grad, x = (tensor(shape, dtype, device, layout) for _ in range(2))
+        weight = tensor(shape[-1:], dtype, device)
+        rows = x.reshape(-1, shape[-1]) if x.numel() > 0 else x.new_empty(0, 1)
+        wide = rows.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        return grad, x, weight, (wide.square().mean(-1) + 1e-6).rsqrt()
+
+    name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
+    return Case(name, inputs, torch.Size(shape).numel())
