@@ -1,6 +1,7 @@
-# make lab     open the course in JupyterLab
-# make test    run the tests, on the GPU too where there is one
-# make bench   measure every figure that the project quotes
+# make lab        open the course in JupyterLab
+# make test       run the tests, on the GPU too where there is one
+# make bench      measure every figure that the project quotes
+# make notebooks  run the notebooks and keep their outputs (on a GPU: they are what is committed)
 #
 # Each sets up .venv from requirements.txt first (about 6 GB; a few minutes). To use an environment
 # that is there already, and install nothing:   make PYTHON=python3 VENV= test
@@ -18,7 +19,7 @@ RUN = $(VENV)/bin/python
 READY = $(VENV)/ready
 endif
 
-.PHONY: lab test bench
+.PHONY: lab test bench notebooks
 .DELETE_ON_ERROR:
 
 lab: $(READY)
@@ -30,6 +31,9 @@ test: $(READY)
 
 bench: $(READY)
 	$(RUN) tests/bench_loader.py
+
+notebooks: $(READY)
+	$(RUN) -m lab.notebooks
 
 # What is missing is said before anything is downloaded.
 $(VENV)/ready: requirements.txt .jupyter/overrides.json

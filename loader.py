@@ -202,6 +202,8 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
         sys.path += [] if str(ROOT) in sys.path else [str(ROOT)]
         simt = importlib.import_module("simt")
         attach, tools = simt.attach, tools | simt.settings(check)
+        if strange := [flag for flag in flags if not flag.startswith(("-D", "-U", "-I"))]:
+            raise ValueError(f"the CPU machine takes flags like -DNAME=1 only, got {strange}")
         for toolkit in sorted(_toolkits(), key=lambda found: found[3])[:1]:  # for its headers
             tools["include_paths"] = [*tools["include_paths"], f"{toolkit[0]}/include"]
     if " " in torch.__file__ or (arch and " " in str(home)):
@@ -213,12 +215,12 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     unique = [] if "clang" in Path(cxx).name else ["-fno-gnu-unique"]
     tools["cflags"] = [*CXX_FLAGS, *unique, *tools["cflags"]]
     tools["ldflags"] = [*LD_FLAGS, *tools["ldflags"]]
-    tools |= {"cxx": cxx, "home": home, "arch": arch, "cuda_flags": [*CUDA_FLAGS, *flags]}
+    tools |= {"cxx": cxx, "home": home, "arch": arch, "cuda_flags": CUDA_FLAGS}
     compilers = [Path(path).resolve() for path in (cxx, tools["kernel_compiler"][0])]
     stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in compilers]
     key = _hash(FORMAT, sys.implementation.cache_tag, torch.__version__, torch.version.git_version,
                 torch.__file__, check, tools, stamps)  # fmt: skip
-    return types.SimpleNamespace(**tools, attach=attach, flags=flags, key=key)
+    return types.SimpleNamespace(**tools, attach=attach, flags=list(flags), key=key)
 
 
 @functools.cache
@@ -353,9 +355,10 @@ def _object_name(path: Path, op: str, tools: types.SimpleNamespace) -> str:
                 header = Path(os.path.realpath(folder / os.fsdecode(name)))
                 if os.path.isfile(header) and header not in files:
                     files.append(header)
+    flags = tools.flags if path.suffix == ".cu" else []
     if str(path) in tools.sources:
         op = ""  # the CPU machine's own sources serve all operators
-    return _hash(tools.key, op, path, *(file.read_bytes() for file in files))
+    return _hash(tools.key, op, flags, path, *(file.read_bytes() for file in files))
 
 
 @contextlib.contextmanager
@@ -428,8 +431,8 @@ def _torch_load(op: str, kernel: Path, made: dict[Path, Path], stored: list[Path
     """Compile the sources of ``made``, link them with ``stored``, return the library."""
     compiler = scratch / "three-layers-compiler"
     compiler.write_text(WRAPPER.format(
-        kernel=shlex.quote(str(kernel)), kernel_compiler=shlex.join(tools.kernel_compiler),
-        cxx=shlex.quote(tools.cxx),
+        kernel_compiler=shlex.join([*tools.kernel_compiler, *tools.flags]),
+        kernel=shlex.quote(str(kernel)), cxx=shlex.quote(tools.cxx),
     ))  # fmt: skip
     compiler.chmod(0o755)
     # torch gets a stub for the kernel, because it would call op.cpp and op.cu both op.o on the CPU
@@ -522,7 +525,7 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
         force, verbose: compile everything again; print the compilers' commands and messages.
         check: on the CPU machine: watch every memory access and every barrier.
         binding: another C++ file in place of ``bindings/<op>.cpp``.
-        flags: more flags for nvcc. Architectures go in TORCH_CUDA_ARCH_LIST.
+        flags: more flags for the kernel's compiler. TORCH_CUDA_ARCH_LIST says what to build for.
 
     Returns the extension module; ``.build`` tells how it was built. Other rungs and earlier
     versions that are still held keep running their own code. Raises CompileError if a source does

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 
 def value(loader, **kwargs) -> int:
@@ -162,7 +163,6 @@ def test_what_the_cache_is_keyed_by(project, monkeypatch, change):
     loader = project.loader()
     before = loader._toolchain("cuda", False, ()).key
     assert loader._toolchain("cuda", False, ()).key == before
-    assert loader._toolchain("cuda", False, ("-use_fast_math",)).key != before
     change(monkeypatch)
     assert loader._toolchain("cuda", False, ()).key != before
 
@@ -461,10 +461,18 @@ def test_architecture_flags_are_refused(project):
         value(project.loader(), flags=["-arch=sm_80"])
 
 
-def test_flags_reach_the_kernel(project):
+@pytest.mark.parametrize("backend", ["cuda", "simt"])
+def test_flags_reach_the_kernel_and_only_the_kernel(project, backend):
+    if backend == "simt":
+        (project.folder / "simt").symlink_to(ROOT / "simt")
     project.kernel("NUMBER")
-    assert value(project.loader(), flags=["-DNUMBER=8"]) == 8
-    assert value(project.loader(), flags=["-DNUMBER=9"]) == 9
+    loader = project.loader()
+    assert loader.load("scale", backend=backend, flags=["-DNUMBER=8"]).value() == 8
+    other = loader.load("scale", backend=backend, flags=("-DNUMBER=9",))
+    assert (other.value(), other.build.compiled) == (9, ("scale.cu",))
+    refused = ValueError if backend == "simt" else loader.CompileError
+    with pytest.raises(refused, match="--nonsense"):
+        loader.load("scale", backend=backend, flags=["-DNUMBER=9", "--nonsense"])
 
 
 def test_half_operators_work_as_in_plain_cuda(project):
