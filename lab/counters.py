@@ -1,5 +1,6 @@
 """What a rung does, counted on the CPU machine, where no time would mean anything."""
 
+import html
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import torch
 
 import loader
 from lab.overlay import Files
+from lab.table import Table
 from ops.common import Case
 
 LARGEST = 1 << 16  # elements of the case that is counted: every access is watched
@@ -15,18 +17,46 @@ LARGEST = 1 << 16  # elements of the case that is counted: every access is watch
 
 @dataclass
 class Counters:
-    """The counters of each rung on one case: ``data[rung]``, and ``tables[rung]`` for people."""
+    """What each rung did on one case: ``totals[rung]``, and line by line in ``lines[rung]``."""
 
     op: str
     case: str
-    data: dict[str, object]
-    tables: dict[str, str]
+    totals: dict[str, dict[str, int]]
+    lines: dict[str, str]
+
+    def table(self) -> Table:
+        """A row for each rung."""
+        columns = [
+            "",
+            "requests",
+            "bytes moved",
+            "at best",
+            "shared wavefronts",
+            "at best",
+            "barriers",
+        ]
+        keys = ["global_requests", "global_bytes_moved", "global_bytes_ideal", "shared_wavefronts",
+                "shared_wavefronts_ideal", "barriers"]  # fmt: skip
+        rows = [[rung, *(f"{t[key]:,}" for key in keys)] for rung, t in self.totals.items()]
+        title = f"{self.op}, {self.case}, on the CPU machine, which counts and never times"
+        note = (
+            "Requests: of a warp to global memory. At best: if all that it asks for lay together."
+        )
+        return Table(title, columns, rows, [note])
 
     def __str__(self) -> str:
-        head = f"{self.op}, {self.case}, on the CPU machine, which counts and never times:"
-        return "\n\n".join([head, *(f"{rung}\n{table}" for rung, table in self.tables.items())])
+        parts = [f"{rung}, line by line\n{text}" for rung, text in self.lines.items()]
+        return "\n\n".join([str(self.table()), *parts])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [
+            f"<details><summary>{html.escape(rung)}, line by line</summary>"
+            f'<pre style="line-height:1.25">{html.escape(text)}</pre></details>'
+            for rung, text in self.lines.items()
+        ]
+        return "".join([self.table()._repr_html_(), *parts])
 
 
 def count(
@@ -43,8 +73,8 @@ def count(
         kernel.simt.reset()
         with torch.no_grad():
             getattr(module, op)(*inputs, kernel=kernel)
-        found.data[files.name] = kernel.simt.counters()
-        found.tables[files.name] = str(kernel.simt.table())
+        found.totals[files.name] = kernel.simt.totals()
+        found.lines[files.name] = str(kernel.simt.table())
     return found
 
 

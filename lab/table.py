@@ -42,10 +42,13 @@ class Table:
             pairs = zip(line, ends, strict=True)
             return "".join(f"<{tag}{end}>{html.escape(text)}</{tag}>" for text, end in pairs)
 
+        title = html.escape(self.title)
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
+        if not self.rows:
+            return f"<div>{title}</div>{notes}"
+        head = f"<thead><tr>{cells('th', self.columns)}</tr></thead>"
         rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
-        head = f"<thead><tr>{cells('th', self.columns)}</tr></thead>" if self.rows else ""
-        notes = "".join(f"<br>{html.escape(note)}" for note in self.notes)
         return (
-            f"<table><caption style='text-align:left'>{html.escape(self.title)}</caption>"
-            f"{head}<tbody>{rows}</tbody></table>{notes.removeprefix('<br>')}"
+            f'<table><caption style="text-align:left;white-space:nowrap">{title}</caption>'
+            f"{head}<tbody>{rows}</tbody></table>{notes}"
         )

@@ -139,5 +139,8 @@ def test_without_a_gpu_nothing_is_timed(monkeypatch):
     found = lab.bench("vector_add", [1, 3], isolate=False)
     assert isinstance(found, counters.Counters)
     assert "counts and never times" in str(found)
-    assert list(found.data) == ["1_naive", "3_vectorized"]
-    assert found.data["1_naive"] != found.data["3_vectorized"]
+    assert list(found.totals) == ["1_naive", "3_vectorized"]
+    naive, vectorized = found.totals.values()
+    assert naive["global_bytes_moved"] == vectorized["global_bytes_moved"] >= 3 * 4 * 4099
+    assert vectorized["global_requests"] < naive["global_requests"] / 3  # 16 bytes a lane, not 4
+    assert "1_naive.cu:" in found.lines["1_naive"] and "<details>" in found._repr_html_()
