@@ -18,6 +18,7 @@ struct Table {
   std::vector<SharedVariable> variables;
   size_t used = kDynamicArea;
   std::map<std::string, size_t> bytes_of_kernel;
+  std::map<std::string, size_t> bytes_of_variable;  // the largest of a template's instantiations
 };
 
 Table& table() {
@@ -48,7 +49,12 @@ size_t place_shared_variable(size_t bytes, size_t alignment, const char* name, c
   if (worker != nullptr && worker->launch != nullptr) {
     const Request& request = worker->launch->request;
     size_t& total = t.bytes_of_kernel[request.site.kernel];
-    total += bytes;
+    // Instantiations that are launched through one pointer to a function have one name here.
+    size_t& variable = t.bytes_of_variable[request.site.kernel + (name + describe(here))];
+    if (bytes > variable) {
+      total += bytes - variable;
+      variable = bytes;
+    }
     if (total > kStaticMax) {
       fail_here(*worker->launch, cudaErrorInvalidValue,
                 std::string(name) + " at " + describe(here) + " brings the kernel to " +
