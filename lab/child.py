@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -112,11 +111,14 @@ def call(function: str, arguments: Sequence, limit: float):
             if not child.pipe.poll(limit):
                 failure = f"did not finish in {limit:g} s and was stopped"
                 break
-            kind, value = child.pipe.recv()
+            kind, value, harmed = child.pipe.recv()
             if kind == "step":
                 step = value
                 continue
             _show(child.printed())
+            if harmed:
+                stop()
+                start()
             if kind == "failed":
                 raise Failed(value)
             return value
@@ -225,20 +227,24 @@ def _serve(pipe: Connection) -> None:
     if torch.cuda.is_available():
         torch.cuda.init()
     pipe.send(True)
-    while not poisoned():
+    harmed = False
+    while not harmed:
         try:
             function, arguments = pipe.recv()
         except EOFError:
             return
         try:
-            reply = "done", _call(function, arguments, progress=lambda s: pipe.send(("step", s)))
+            value = _call(
+                function, arguments, progress=lambda step: pipe.send(("step", step, False))
+            )
+            kind = "done"
         except Exception as error:
-            reply = "failed", f"{type(error).__name__}: {error}"
+            kind, value = "failed", f"{type(error).__name__}: {error}"
         sys.stdout.flush()
         ctypes.CDLL(None).fflush(None)  # what C++ has printed
-        pipe.send(reply)
-    time.sleep(0.1)  # the reply is read before the end of the pipe is seen
-    os._exit(1)  # destructors would call CUDA
+        harmed = poisoned()
+        pipe.send((kind, value, harmed))
+    signal.pause()  # until the notebook ends this process: destructors would call CUDA
 
 
 def main(arguments: Sequence[str]) -> None:

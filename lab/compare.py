@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 CHUNK = 1 << 24  # elements compared at a time: a float64 copy of everything may not fit
@@ -20,7 +21,7 @@ class Wrong:
     count: int
     total: int
     shape: tuple[int, ...]
-    picture: torch.Tensor | None  # bool, at most PICTURE × PICTURE; None below 2 dimensions
+    picture: np.ndarray | None  # bool, at most PICTURE × PICTURE; None below 2 dimensions
 
     def __str__(self) -> str:
         share = f"{self.count:,} of {self.total:,} elements are wrong"
@@ -34,7 +35,7 @@ class Wrong:
         """The picture in characters: ``#`` where something is wrong, ``.`` where all is right."""
         if self.picture is None:
             return ""
-        small = shrink(self.picture, 16, 48)
+        small = shrink(torch.from_numpy(self.picture), 16, 48)
         rows = ["  " + "".join("#" if x else "." for x in row) for row in small.tolist()]
         size = " x ".join(str(n) for n in self.shape[-2:])
         return "\n".join([f"  where ({size}; # wrong, . right):", *rows])
@@ -90,7 +91,7 @@ def differences(
     picture = None
     if out.dim() >= 2:
         picture = wrong.reshape(-1, *out.shape[-2:]).any(0)
-        picture = shrink(picture, PICTURE, PICTURE).cpu()
+        picture = shrink(picture, PICTURE, PICTURE).cpu().numpy()
     values = float(a[first]), float(b[first])
     return relative, Wrong(index, *values, count, out.numel(), tuple(out.shape), picture)
 

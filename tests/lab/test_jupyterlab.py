@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from pathlib import Path
 
 import nbformat
@@ -159,7 +160,7 @@ def write(folder: Path, name: str, *cells: str) -> None:
 def test_edit_recompile_check_and_fail_in_a_browser(server, browser):
     url, folder = server
     source = (ROOT / "kernels/vector_add/1_naive.cu").read_text()
-    cell = f"%%kernel vector_add/mine\n{source}"
+    cell = f"%%kernel vector_add/mine\n{source}// {uuid.uuid4()}"  # never compiled before
     write(
         folder, "small.ipynb",
         "import sys; sys.path.insert(0, '..')\nimport lab\n%load_ext lab",
