@@ -86,9 +86,11 @@ SIMT_INLINE void fill_fragment(fragment<Use, M, N, K, T, Layout>& f, const V& va
 
 namespace details {
 
-// All lanes of the warp must be here: it is an operation of the whole warp.
+// All lanes of the warp must be here. (A function of its own, so that lanes in a matrix operation
+// do not meet lanes in a __syncwarp.)
+SIMT_UNWATCHED inline void move_matrix(simt::Thread*, unsigned) {}
 SIMT_UNWATCHED inline void together(const char* what, const simt::Place& here) {
-  simt::warp_wait(what, &simt::compute_nothing, ~0u, here);
+  simt::warp_wait(what, &move_matrix, ~0u, here);
 }
 
 template <class Fragment>

@@ -29,14 +29,12 @@ std::string describe(const Thread& t) {
   return text;
 }
 
-void fail_here(Launch& launch, cudaError_t code, const std::string& message) {
+void fail_here(Launch& launch, cudaError_t code, const std::string& message, const Thread* who) {
   std::lock_guard<std::mutex> guard(launch.mutex);
   if (launch.code == cudaSuccess) {
     launch.code = code;
     launch.message = message;
-    if (thread != nullptr) {
-      launch.message = "block " + triple(thread->block->index) + ": " + message;
-    }
+    if (who != nullptr) launch.message = "block " + triple(who->block->index) + ": " + message;
   }
   Stop no = Stop::kNo;
   launch.stop.compare_exchange_strong(no, Stop::kFault);

@@ -7,8 +7,13 @@
 
 namespace simt {
 
-// Records a fault that was found outside the kernel's threads.
-void fail_here(Launch& launch, cudaError_t code, const std::string& message);
+// Records a fault, and goes on; nothing more will start.
+void fail_here(Launch& launch, cudaError_t code, const std::string& message,
+               const Thread* who = thread);
+
+constexpr const char* kStackUsedUp =
+    " has used up its 128 KB of local memory.\n  Next: bound the recursion, or make local arrays "
+    "smaller.";
 
 void flush_output();  // what kernels printed
 

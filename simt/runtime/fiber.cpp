@@ -19,18 +19,21 @@
 namespace simt {
 
 namespace {
-// A guard page per stack would cost two kernel mappings each, and there are 65530 in all. The
-// compiler bounds what one function needs; this word at the end of each stack shows recursion.
+// A guard page per stack would cost two of the system's mappings each, and there are 65530 in all.
+// So only the lowest stack has one. The compiler bounds what one function needs, and this word at
+// the end of each stack shows whether a recursion went too deep.
 constexpr uint64_t kCanary = 0x51717e57acced00d;
+constexpr size_t kGuard = 64 << 10;
 
 uint64_t* canary(const Fiber& fiber) { return reinterpret_cast<uint64_t*>(fiber.stack); }
 }  // namespace
 
 Stacks::Stacks(size_t count) : fibers(count), bytes(count * kStackSize) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+  void* p = mmap(nullptr, kGuard + bytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
-  memory = static_cast<char*>(p);
+  mprotect(p, kGuard, PROT_NONE);
+  memory = static_cast<char*>(p) + kGuard;
   for (size_t i = 0; i < count; i++) {
     fibers[i].stack = memory + i * kStackSize;
     // Stacks that all begin at the same distance would compete for the same lines of the cache.
@@ -38,7 +41,7 @@ Stacks::Stacks(size_t count) : fibers(count), bytes(count * kStackSize) {
   }
 }
 
-Stacks::~Stacks() { munmap(memory, bytes); }
+Stacks::~Stacks() { munmap(memory - kGuard, kGuard + bytes); }
 
 Fiber* Stacks::take(void (*entry)()) {
   Fiber* fiber = &fibers[used++];
@@ -57,6 +60,8 @@ bool Stacks::overflowed() const {
   }
   return false;
 }
+
+bool Stacks::in_guard(const void* p) const { return p < memory && p >= memory - kGuard; }
 
 void Stacks::give_back_memory() {
   constexpr size_t kKeep = 256;

@@ -27,6 +27,7 @@ struct Stacks {
   void reset() { used = 0; }               // all fibers are unused again
   bool contains(const void* p) const { return p >= memory && p < memory + bytes; }
   bool overflowed() const;                 // has a thread used up its stack?
+  bool in_guard(const void* p) const;      // is this the page below the lowest stack?
   void give_back_memory();                 // to the system, when many stacks were used
 
   Fiber host;  // the worker's own stack, from which it enters the first fiber

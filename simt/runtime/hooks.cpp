@@ -75,7 +75,9 @@ void atomic_happens(void* p, unsigned bytes, bool read_only, const void* pc) {
 }
 
 void fence_happens(Scope scope) {
-  if (thread != nullptr) checks::fence(scope);
+  if (thread == nullptr) return;
+  InMachine guard;
+  checks::fence(scope);
 }
 
 namespace {
@@ -115,6 +117,7 @@ std::string value_text(const TypeDescriptor& type, uintptr_t value) {
 
 void overflow(const OverflowData* data, uintptr_t a, const char* operation, uintptr_t b) {
   if (thread == nullptr) return;
+  InMachine guard;
   fail(cudaErrorLaunchFailure,
        describe(*thread) + ": " + value_text(*data->type, a) + " " + operation + " " +
            value_text(*data->type, b) + " does not fit into " + data->type->name + " at " +
@@ -244,6 +247,7 @@ void __ubsan_handle_negate_overflow(simt::OverflowData* data, uintptr_t a) {
 
 void __ubsan_handle_divrem_overflow(simt::OverflowData* data, uintptr_t a, uintptr_t b) {
   if (simt::thread == nullptr) return;
+  simt::InMachine guard;
   simt::fail(cudaErrorLaunchFailure,
              simt::describe(*simt::thread) + " divides " + simt::value_text(*data->type, a) +
                  " by " + simt::value_text(*data->type, b) + " at " + data->place.text() +
@@ -253,6 +257,7 @@ void __ubsan_handle_divrem_overflow(simt::OverflowData* data, uintptr_t a, uintp
 
 void __ubsan_handle_out_of_bounds(simt::IndexData* data, uintptr_t index) {
   if (simt::thread == nullptr) return;
+  simt::InMachine guard;
   simt::fail(cudaErrorIllegalAddress,
              simt::describe(*simt::thread) + " uses index " +
                  simt::value_text(*data->index, index) + " of an array of type " +

@@ -19,6 +19,11 @@ namespace simt {
            "multiple of 32), or do not use what is read.");
 }
 
+[[noreturn]] void trap(const Place& here) {
+  InMachine guard;
+  fail(cudaErrorLaunchFailure, describe(*thread) + " runs into __trap() at " + describe(here));
+}
+
 }  // namespace simt
 
 [[noreturn]] void simt_assert(const char* expression, const char* file, int line) {
@@ -26,6 +31,7 @@ namespace simt {
     fprintf(stderr, "%s:%d: assertion `%s' failed\n", file, line, expression);
     abort();
   }
+  simt::InMachine guard;
   simt::fail(cudaErrorAssert, simt::describe(*simt::thread) + ": assertion `" + expression +
                                   "' failed at " + file + ":" + std::to_string(line));
 }

@@ -111,8 +111,8 @@ DoubtfulRead doubtful_read;
 
 void report_doubtful_read(const Worker& w) {
   if (doubtful_read.reader == nullptr) return;
+  fail_here(*w.launch, cudaErrorLaunchFailure, doubtful_read.message, doubtful_read.reader);
   doubtful_read.reader = nullptr;
-  fail_here(*w.launch, cudaErrorLaunchFailure, doubtful_read.message);
 }
 
 void doubt(const Worker& w, const Mark& m, const Access& a) {
@@ -237,7 +237,8 @@ void end_of_phase(const Worker& w) {
             describe(*early_read.reader) + " " + what(early_read.kind) +
                 " shared memory that nobody has written, at " + line_of(early_read.pc) + ": " +
                 name_of(w, early_read.p) + ".\n  Next: let the block fill the whole array " +
-                "first, and put a barrier behind it.");
+                "first, and put a barrier behind it.",
+            early_read.reader);
   early_read.reader = nullptr;
 }
 

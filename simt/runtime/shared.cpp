@@ -36,6 +36,7 @@ size_t static_shared_bytes(const Request& request) {
 }
 
 size_t place_shared_variable(size_t bytes, size_t alignment, const char* name, const Place& here) {
+  InMachine in_machine;
   Table& t = table();
   std::lock_guard<std::mutex> guard(t.mutex);
   const size_t align = alignment < kGap ? kGap : alignment;

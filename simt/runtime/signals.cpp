@@ -66,8 +66,9 @@ void on_nudge(int, siginfo_t*, void* context) {
   }
 }
 
-void on_crash(int signal, siginfo_t*, void* context) {
-  if (worker == nullptr || !worker->in_kernel) {  // not ours: let the previous handler have it
+void on_crash(int signal, siginfo_t* info, void* context) {
+  const bool used_up = worker && worker->stacks->in_guard(info->si_addr);
+  if (!used_up && !(worker && worker->in_kernel)) {  // not ours: the previous handler may have it
     for (size_t i = 0; i < std::size(kHandled); i++) {
       if (kHandled[i] == signal) sigaction(signal, &previous[i], nullptr);
     }
@@ -79,6 +80,9 @@ void on_crash(int signal, siginfo_t*, void* context) {
     fail(cudaErrorLaunchFailure, describe(*thread) + " divides an integer by zero at " + place +
                                      ".\n  Next: a GPU would go on with a meaningless result; "
                                      "make sure that the divisor is not 0.");
+  }
+  if (used_up || worker->stacks->overflowed()) {
+    fail(cudaErrorLaunchFailure, describe(*thread) + " at " + place + kStackUsedUp);
   }
   fail(cudaErrorIllegalAddress,
        describe(*thread) + " accesses memory that does not exist at " + place + ".\n  Next: " +

@@ -328,9 +328,7 @@ void run_cluster(Worker& w, uint64_t cluster) {
   switch_fiber(&w.stacks->host, w.stacks->take(&fiber_main));
   thread = nullptr;
   if (w.stacks->overflowed()) {
-    fail_here(*w.launch, cudaErrorLaunchFailure,
-              "a thread has used more than " + std::to_string(kStackSize >> 10) +
-                  " KB of local memory.\n  Next: bound the recursion, or make local arrays smaller.");
+    fail_here(*w.launch, cudaErrorLaunchFailure, "a thread" + std::string(kStackUsedUp));
   } else if (!w.stopped) {
     checks::blocks_end(w);
   }
@@ -339,7 +337,9 @@ void run_cluster(Worker& w, uint64_t cluster) {
 // ---- called from the kernel ----
 
 #if SIMT_CHECKED
-void warp_is_over(Worker& w, unsigned warp) { checks::finish_warp(w, warp); }
+void warp_is_over(Worker& w, unsigned warp) {
+  checks::finish_warp(w, warp);
+}
 #endif
 
 namespace {
@@ -432,6 +432,7 @@ unsigned rank_of_shared(const void* p) {
 }
 
 const void* shared_of_rank(const void* p, unsigned rank) {
+  InMachine guard;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - worker->shared);
   if (offset >= cluster_blocks() * kSharedArena || rank >= cluster_blocks()) {
     fail(cudaErrorIllegalAddress,

@@ -131,12 +131,10 @@ SIMT_FN unsigned long long __globaltimer() { return static_cast<unsigned long lo
 SIMT_FN void __nanosleep(unsigned) { ::simt::yield(); }
 
 // ---- ends ----
-[[noreturn]] SIMT_FN void simt_trap(const char* what, SIMT_HERE) {
-  ::simt::fail(cudaErrorLaunchFailure,
-               ::simt::describe(*::simt::thread) + " runs into " + what + " at " +
-                   ::simt::describe(here));
+namespace simt {
+[[noreturn]] void trap(const Place& here);
 }
-#define __trap() simt_trap("__trap()")
+[[noreturn]] inline SIMT_UNWATCHED void __trap(SIMT_HERE) { ::simt::trap(here); }
 #define __builtin_assume(x) ((void)0)
 
 // A failed assert in a kernel must not take the process with it.

@@ -206,15 +206,16 @@ SIMT_UNWATCHED void run_threads(void* body, Fiber* fiber) {
   }
 }
 
-// Marks a stretch of the machine's own code, where a signal must not switch threads.
+// Marks a stretch of the machine's own code, where a signal must not switch threads: it may hold a
+// lock, or be in the middle of malloc. Every function that a kernel calls begins with one.
 struct InMachine {
-  SIMT_UNWATCHED InMachine() : before(worker->in_kernel) {
-    worker->in_kernel = false;
+  SIMT_UNWATCHED InMachine() : before(worker && worker->in_kernel) {
+    if (worker) worker->in_kernel = false;
     compiler_fence();
   }
   SIMT_UNWATCHED ~InMachine() {
     compiler_fence();
-    worker->in_kernel = before;
+    if (before) worker->in_kernel = true;
   }
   const bool before;
 };
