@@ -25,17 +25,28 @@ struct Matrix {  // element (i, j) is at[i * row + j * col]
   int64_t row, col;
 };
 
-// As in rung 8: column j of row i of A's tile is stored in column j ^ swizzle(i).
-__device__ int swizzle(int i) { return (i & 6) * 2; }
+// Column j of row i of a tile is stored in column j ^ swizzle(i). Rows of A's tile are 16 long, and
+// a thread reads 4 along the row: as in rung 8. B's tile is permuted if its columns arrive element
+// by element, or 16 elements of one column would meet in one bank.
+enum Order { PLAIN, OF_A, OF_B };
+template <Order ORDER>
+__device__ int swizzle(int i) {
+  return ORDER == OF_A ? (i & 6) * 2 : ORDER == OF_B ? (i & 7) * 4 : 0;
+}
 
-// cp.async: starts to copy BYTES (4, 8 or 16) from global to shared memory past the registers, or
+// cp.async: starts to copy BYTES (4 or 16) from global to shared memory past the registers, or
 // to write zeros. Before sm_80, and on the CPU machine, an ordinary copy stands for it.
 template <int BYTES>
 __device__ void cp_async(float* to, const float* from, bool inside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
-               "n"(BYTES), "r"(inside ? BYTES : 0));
+  if (BYTES == 16) {  // only whole 16 bytes can pass by L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(inside ? BYTES : 0));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+                 "r"(inside ? BYTES : 0));
+  }
 #else
   for (int e = 0; e < BYTES / 4; ++e) to[e] = inside ? from[e] : 0;
 #endif
@@ -55,15 +66,15 @@ __device__ void cp_async_wait() {  // until all groups of this thread but the la
 // Starts to copy the ROWS x COLS tile that begins at from.at. Zeros stand for what lies beyond the
 // `rows` x `cols` elements that are there. WIDE: pieces of 16 bytes of aligned rows; else single
 // elements, in the order in which they lie in memory.
-template <int ROWS, int COLS, bool SWIZZLED, bool WIDE>
+template <int ROWS, int COLS, Order ORDER, bool WIDE>
 __device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
   const unsigned t = threadIdx.x;
   if (WIDE) {
     constexpr int STEP = THREADS * 4 / COLS;  // rows from one piece of a thread to its next
-    static_assert(!SWIZZLED || STEP % 8 == 0, "all its pieces are permuted alike");
+    static_assert(!WIDE || ORDER == PLAIN || STEP % 8 == 0, "all its pieces are permuted alike");
     const int i = t / (COLS / 4), j = t % (COLS / 4) * 4;
     const float* source = from.at + i * from.row + j;
-    float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
+    float* to = tile + i * COLS + (j ^ swizzle<ORDER>(i));
 #pragma unroll
     for (int u = 0; u < ROWS; u += STEP) {
       cp_async<16>(to + u * COLS, source + u * from.row, i + u < rows && j < cols);
@@ -76,7 +87,7 @@ __device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
     const int64_t step = di * from.row + dj * from.col;
 #pragma unroll 4
     for (int u = 0; u < ROWS * COLS; u += THREADS, i += di, j += dj, source += step) {
-      float* to = tile + i * COLS + (SWIZZLED ? j ^ swizzle(i) : j);
+      float* to = tile + i * COLS + (j ^ swizzle<ORDER>(i));
       cp_async<4>(to, source, i < rows && j < cols);
     }
   }
@@ -85,8 +96,9 @@ __device__ void load_tile(float* tile, Matrix from, int rows, int cols) {
 template <bool WIDE_A, bool WIDE_B>
 __global__ void __launch_bounds__(THREADS, 2)
     matmul_kernel(Matrix a, Matrix b, float* c, int64_t m, int64_t n, int64_t k) {
-  __shared__ alignas(16) float a_tile[STAGES][BM * BK];  // swizzled
+  __shared__ alignas(16) float a_tile[STAGES][BM * BK];
   __shared__ alignas(16) float b_tile[STAGES][BK * BN];
+  constexpr Order B_ORDER = WIDE_B ? PLAIN : OF_B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Tiles are numbered band by band, and within a band column by column.
   const int64_t tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
@@ -94,8 +106,11 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int64_t height = min(int64_t{BAND}, tiles_m - band * BAND);
   const int64_t i0 = (band * BAND + in_band % height) * BM;
   const int64_t j0 = in_band / height * BN;
-  const int row = warp / (BN / WN) * WM + lane / LANES_N;  // rows row + i * LANES_M
-  const int col = warp % (BN / WN) * WN + lane % LANES_N * 4;
+  // Shared memory serves 16-byte loads to 8 lanes at a time, but 16 if lanes l and l ^ 1, or l and
+  // l ^ 2, want the same. So neighbours (bit 0) share their columns, and bit 1 does not move the
+  // row.
+  const int row = warp / (BN / WN) * WM + (lane & 1 | lane >> 2 & 6);  // rows row + i * LANES_M
+  const int col = warp % (BN / WN) * WN + (lane >> 1 & 3) * 4;
 
   a.at += i0 * a.row;  // the corners of the next tiles
   b.at += j0 * b.col;
@@ -104,8 +119,8 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int cols = static_cast<int>(min(n - j0, int64_t{BN}));
   auto load = [&](int stage) {
     const int depth = static_cast<int>(min(left, int64_t{BK}));
-    load_tile<BM, BK, true, WIDE_A>(a_tile[stage], a, rows, depth);
-    load_tile<BK, BN, false, WIDE_B>(b_tile[stage], b, depth, cols);
+    load_tile<BM, BK, OF_A, WIDE_A>(a_tile[stage], a, rows, depth);
+    load_tile<BK, BN, B_ORDER, WIDE_B>(b_tile[stage], b, depth, cols);
     cp_async_commit();
     a.at += BK * a.col;
     b.at += BK * b.row;
@@ -120,22 +135,23 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     load(next);  // zeros beyond k
     const float* a_rows = a_tile[stage] + row * BK;
-    const float* b_cols = b_tile[stage] + col;
-#pragma unroll
+    const float* b_rows = b_tile[stage];
+#pragma unroll 2  // all 4 would make 36 KB of code, more than the instruction cache holds
     for (int piece = 0; piece < BK / 4; ++piece) {
       alignas(16) float from_a[TM][4];
 #pragma unroll
       for (int i = 0; i < TM; ++i) {  // 8 rows on, the permutation is the same
         *reinterpret_cast<float4*>(from_a[i]) = *reinterpret_cast<const float4*>(
-            a_rows + i * LANES_M * BK + (piece * 4 ^ swizzle(row)));
+            a_rows + i * LANES_M * BK + (piece * 4 ^ swizzle<OF_A>(row)));
       }
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         alignas(16) float from_b[TN];
 #pragma unroll
         for (int j = 0; j < TN; j += 4) {
-          *reinterpret_cast<float4*>(&from_b[j]) =
-              *reinterpret_cast<const float4*>(b_cols + (piece * 4 + p) * BN + j * LANES_N);
+          const int r = piece * 4 + p;
+          *reinterpret_cast<float4*>(&from_b[j]) = *reinterpret_cast<const float4*>(
+              b_rows + r * BN + ((col + j * LANES_N) ^ swizzle<B_ORDER>(r)));
         }
 #pragma unroll
         for (int i = 0; i < TM; ++i) {
@@ -154,8 +170,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int j = 0; j < TN; j += 4) {
       const int64_t cj = j0 + col + j * LANES_N;
       float* to = c + ci * n + cj;
-      if (WIDE_B && ci < m &&
-          cj < n) {  // then N is a multiple of 4, and a piece is inside or outside
+      if (WIDE_B && ci < m && cj < n) {  // N is a multiple of 4: all 4 are inside
         *reinterpret_cast<float4*>(to) =
             float4{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
       } else if (ci < m) {

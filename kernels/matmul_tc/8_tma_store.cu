@@ -1,12 +1,13 @@
-// 8_cluster.cu: two blocks share the tile of B that both need
-// Before : rung 7 reads B's tile from L2 once for each block, and L2 is as busy as the Tensor Cores
-// Idea   : a cluster of two blocks, one above the other, needs one tile of B; each loads half of it
-//          and TMA multicasts it to both. A stage is free when the consumers of both have read it
+// 8_tma_store.cu: results leave through shared memory and TMA, while the next tile arrives
+// Before : in rung 7 a warp writes 16 bytes to each of 8 rows at a time: half of every 32-byte
+// sector Idea   : stmatrix puts 64 x 64 results into shared memory, and one thread hands them to
+// TMA, which
+//          writes whole lines and clips at the edges; two buffers, so that nobody waits
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
-//          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N even;
-//          pointers aligned to 16 bytes
+//          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N a multiple
+//          of 8; pointers aligned to 16 bytes
 // Result : not measured yet
-// Try    : BAND 8 → 1; predict first
+// Try    : one buffer instead of two; predict first
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -19,8 +20,7 @@
 #include <utility>
 
 constexpr int BM = 128, BN = 256, BK = 64;
-constexpr int BAND = 8;       // rows of unit tiles that are worked on together
-constexpr int CLUSTER = 2;    // blocks that share a tile of B, one above the other
+constexpr int BAND = 16;      // rows of tiles that are worked on together
 constexpr int CONSUMERS = 2;  // warpgroups; each computes 64 x BN
 constexpr int THREADS = (1 + CONSUMERS) * 128;
 constexpr int STAGES = 4;
@@ -28,18 +28,14 @@ constexpr int BOX = 64;                   // everything moves in boxes of 64 x 6
 constexpr int BOX_BYTES = BOX * BOX * 2;  // whose rows of 128 bytes are swizzled by TMA
 constexpr int A_BYTES = BM / BOX * BOX_BYTES, B_BYTES = BN / BOX * BOX_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 1024;  // 1024: to align
+constexpr int OUT_BYTES = CONSUMERS * 2 * BOX_BYTES;
+constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + OUT_BYTES + 1024;  // 1024: to align
 
 // What only Hopper has stays out of other builds, and the launcher then refuses.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER 1
 #else
 #define HOPPER 0
-#endif
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define IN_CLUSTERS
 #endif
 
 #if HOPPER
@@ -57,14 +53,8 @@ __device__ void mbarrier_arrive_expect_tx(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Arrives at the barrier that lies at the same place in block `rank` of the cluster.
-__device__ void mbarrier_arrive_remote(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+__device__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Returns once the phase of this parity has ended. The phase before the first counts as ended.
 __device__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
@@ -87,15 +77,18 @@ __device__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, uint
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The same box to the same place in every block of the mask, each of whose barriers is told.
-__device__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, int x, int y,
-                                   uint32_t barrier, uint16_t mask) {
+__device__ void tma_store(const CUtensorMap* map, int x, int y, uint32_t from) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(mask)
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(x), "r"(y), "r"(from)
       : "memory");
 }
+template <int PENDING>
+__device__ void tma_store_wait_read() {  // all but the latest PENDING stores have read their source
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
 // ---- wgmma
 // ---------------------------------------------------------------------------------------
 
@@ -143,46 +136,48 @@ __device__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
   }
 }
 
-__device__ void store(__half* to, float x, float y) {
-  *reinterpret_cast<__half2*>(to) = __floats2half2_rn(x, y);
+__device__ uint32_t pack(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
 }
-__device__ void store(__nv_bfloat16* to, float x, float y) {
-  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(x, y);
+__device__ uint32_t pack(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
 }
 #endif
 
-struct Tiles {  // in unit tiles of CLUSTER·BM x BN
+struct Tiles {  // of BM x BN; steps of BK
   int rows, cols, steps;
 };
 
-// The corner of unit tile u: bands of BAND rows, within a band column by column.
+// The corner of tile u: bands of BAND rows, within a band column by column.
 __device__ void locate(Tiles tiles, int u, int* row, int* col) {
   const int band = u / (BAND * tiles.cols), in_band = u % (BAND * tiles.cols);
   const int height = min(BAND, tiles.rows - band * BAND);
-  *row = (band * BAND + in_band % height) * CLUSTER * BM;
+  *row = (band * BAND + in_band % height) * BM;
   *col = in_band / height * BN;
 }
 
 template <typename T, int TRANS_A, int TRANS_B>
-__global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, 1)
     matmul_kernel(const __grid_constant__ CUtensorMap a_map,
-                  const __grid_constant__ CUtensorMap b_map, T* c, int m, int n, Tiles tiles) {
+                  const __grid_constant__ CUtensorMap b_map,
+                  const __grid_constant__ CUtensorMap c_map, Tiles tiles) {
 #if HOPPER
   extern __shared__ char dynamic[];
   __shared__ uint64_t barriers[2 * STAGES];
   const uint32_t base = (shared_address(dynamic) + 1023) & ~1023u;  // a swizzle spans 1024 bytes
   const uint32_t full = shared_address(barriers), empty = full + STAGES * 8;
   const int warpgroup = threadIdx.x / 128, t = threadIdx.x % 128;
-  const int rank = blockIdx.x % CLUSTER, units = tiles.rows * tiles.cols;
-  const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  const int count = tiles.rows * tiles.cols;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
-      mbarrier_init(full + s * 8, 1);                         // the producer, and then the bytes
-      mbarrier_init(empty + s * 8, CLUSTER * CONSUMERS * 4);  // every warp that reads the copies
+      mbarrier_init(full + s * 8, 1);               // the producer, and then the bytes
+      mbarrier_init(empty + s * 8, CONSUMERS * 4);  // every warp that reads the stage
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+  __syncthreads();
 
   int stage = 0;
   uint32_t phase = 0;
@@ -192,7 +187,7 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
   if (warpgroup == 0) {  // the producer: one thread keeps the stages full
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int u = first; u < units; u += step) {
+      for (int u = blockIdx.x; u < count; u += gridDim.x) {
         int row, col;
         locate(tiles, u, &row, &col);
         for (int k = 0; k < tiles.steps * BK; k += BK, advance()) {
@@ -200,13 +195,13 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
           mbarrier_wait(empty + stage * 8, phase ^ 1);
           mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
           for (int i = 0; i < BM / BOX; ++i) {
-            const int at = row + rank * BM + i * BOX;
+            const int at = row + i * BOX;
             tma_load(a + i * BOX_BYTES, &a_map, TRANS_A ? at : k, TRANS_A ? k : at, barrier);
           }
-          for (int i = rank; i < BN / BOX; i += CLUSTER) {  // its share of B, for all
+          for (int i = 0; i < BN / BOX; ++i) {
             const int at = col + i * BOX;
-            tma_load_multicast(a + A_BYTES + i * BOX_BYTES, &b_map, TRANS_B ? at : k,
-                               TRANS_B ? k : at, barrier, (1 << CLUSTER) - 1);
+            tma_load(a + A_BYTES + i * BOX_BYTES, &b_map, TRANS_B ? at : k, TRANS_B ? k : at,
+                     barrier);
           }
         }
       }
@@ -214,11 +209,14 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int consumer = warpgroup - 1, warp = t / 32, lane = t % 32;
-    auto release = [&](int s) {  // this warp has read stage s: tell all who write to it
-      if (lane < CLUSTER) mbarrier_arrive_remote(empty + s * 8, lane);
+    auto release = [&](int s) {  // this warp has read stage s
+      if (lane == 0) mbarrier_arrive(empty + s * 8);
     };
+    // Where stmatrix writes: lane l names row l % 8 of matrix l / 8 of four, two by two.
+    const int out_row = warp * 16 + lane % 16;
+    const uint32_t out = base + STAGES * STAGE_BYTES + consumer * 2 * BOX_BYTES;
     float d[128];
-    for (int u = first; u < units; u += step) {
+    for (int u = blockIdx.x; u < count; u += gridDim.x) {
       int row, col;
       locate(tiles, u, &row, &col);
       for (int k = 0; k < tiles.steps; ++k) {
@@ -240,18 +238,29 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
       release(stage == 0 ? STAGES - 1 : stage - 1);
 
 #pragma unroll
-      for (int j = 0; j < BN / 8; ++j) {  // d[4·j …]: two columns of row r, and two of row r + 8
-        const int64_t r = row + rank * BM + consumer * 64 + warp * 16 + lane / 4;
-        const int at = col + j * 8 + lane % 4 * 2;
-        if (at < n) {
-          if (r < m) store(c + r * n + at, d[j * 4], d[j * 4 + 1]);
-          if (r + 8 < m) store(c + (r + 8) * n + at, d[j * 4 + 2], d[j * 4 + 3]);
+      for (int c = 0; c < BN / BOX; ++c) {
+        const uint32_t buffer = out + c % 2 * BOX_BYTES;
+        if (t == 0) tma_store_wait_read<1>();  // the store before last has left this buffer
+        asm volatile("bar.sync %0, 128;" ::"r"(consumer + 1) : "memory");
+#pragma unroll
+        for (int j = 0; j < BOX / 8; j += 2) {  // d[4·j …]: columns 8·j … of rows r and r + 8
+          const float* x = &d[c * (BOX / 2) + j * 4];
+          const uint32_t to =
+              buffer + out_row * 128 + ((j + lane / 16) ^ (out_row % 8)) * 16;  // swizzled
+          asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                       "r"(pack(x[0], x[1], T())), "r"(pack(x[2], x[3], T())),
+                       "r"(pack(x[4], x[5], T())), "r"(pack(x[6], x[7], T()))
+                       : "memory");
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // before TMA reads it
+        asm volatile("bar.sync %0, 128;" ::"r"(consumer + 1) : "memory");
+        if (t == 0) {
+          tma_store(&c_map, col + c * BOX, row + consumer * BOX, buffer);
         }
       }
     }
+    if (t == 0) tma_store_wait_read<0>();
   }
-  // No block may leave while the other can still write to its shared memory.
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 #endif
 }
 
@@ -291,10 +300,10 @@ cudaError_t launch(CUtensorMapDataType type, const T* a, const T* b, T* c, int64
                    cudaStream_t stream) {
   if (k == 0) return cudaMemsetAsync(c, 0, m * n * sizeof(T), stream);
   if (std::max({m, n, k}) > INT32_MAX - 1024) return cudaErrorInvalidValue;
-  if (n % 2) return cudaErrorNotSupported;  // two columns are stored at once
-  CUtensorMap a_map, b_map;
+  CUtensorMap a_map, b_map, c_map;
   cudaError_t error = make_map(&a_map, type, a, m, k, a_row, a_col);
   if (error == cudaSuccess) error = make_map(&b_map, type, b, k, n, b_row, b_col);
+  if (error == cudaSuccess) error = make_map(&c_map, type, c, m, n, n, 1);
   if (error != cudaSuccess) return error;
 
   const bool trans_a = a_col != 1, trans_b = b_col == 1;
@@ -307,7 +316,7 @@ cudaError_t launch(CUtensorMapDataType type, const T* a, const T* b, T* c, int64
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
   if (error != cudaSuccess) return error;
 
-  const int64_t rows = (m + CLUSTER * BM - 1) / (CLUSTER * BM), cols = (n + BN - 1) / BN;
+  const int64_t rows = (m + BM - 1) / BM, cols = (n + BN - 1) / BN;
   if (rows * cols > INT32_MAX) return cudaErrorInvalidValue;
   int device = 0, sms = 0;
   error = cudaGetDevice(&device);
@@ -315,9 +324,8 @@ cudaError_t launch(CUtensorMapDataType type, const T* a, const T* b, T* c, int64
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   const Tiles tiles = {static_cast<int>(rows), static_cast<int>(cols),
                        static_cast<int>((k + BK - 1) / BK)};
-  const int grid = static_cast<int>(std::min<int64_t>(sms / CLUSTER, rows * cols)) * CLUSTER;
-  kernel<<<grid, THREADS, SHARED_BYTES, stream>>>(a_map, b_map, c, static_cast<int>(m),
-                                                  static_cast<int>(n), tiles);
+  const int grid = static_cast<int>(std::min<int64_t>(sms, rows * cols));
+  kernel<<<grid, THREADS, SHARED_BYTES, stream>>>(a_map, b_map, c_map, tiles);
   return cudaGetLastError();
 }
 

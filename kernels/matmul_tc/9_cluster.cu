@@ -1,8 +1,8 @@
-// 9_tma_store.cu: results leave through shared memory and TMA, while the next tile arrives
-// Before : in rung 8 a warp writes 16 bytes to each of 8 rows at a time: half of every 32-byte
-// sector Idea   : stmatrix puts 64 x 64 results into shared memory, and one thread hands them to
-// TMA, which
-//          writes whole lines and clips at the edges; two buffers, so that nobody waits
+// 9_cluster.cu: two blocks share the tile of B that both need
+// Before : in rung 8 every block reads its own copy of B's tile from L2, which is nearly as busy as
+//          the Tensor Cores
+// Idea   : a cluster of two blocks, one above the other, needs one tile of B; each loads half of it
+//          and TMA multicasts it to both. A stage is free when the consumers of both have read it
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
 //          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N a multiple
 //          of 8; pointers aligned to 16 bytes
