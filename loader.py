@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -361,6 +361,12 @@ def _object_name(path: Path, op: str, tools: types.SimpleNamespace) -> str:
     return _hash(tools.key, op, flags, path, *(file.read_bytes() for file in files))
 
 
+def _names(sources: Iterable[Path], tools: types.SimpleNamespace) -> tuple[str, ...]:
+    """What to call files in front of people: those of simt/ are none of their business."""
+    own = set(tools.sources)
+    return tuple(dict.fromkeys("the CPU machine" if str(p) in own else p.name for p in sources))
+
+
 @contextlib.contextmanager
 def _heartbeat(doing: Callable[[], str]) -> Iterator[None]:
     """After 2, 6, 14, 30 … seconds, say on stderr that work goes on, and which."""
@@ -395,7 +401,7 @@ def _build(op: str, objects: dict[Path, str], record: Path, tools, force: bool) 
     kernel = next(path for path in objects if path.suffix == ".cu")
 
     def progress() -> str:
-        busy = ", ".join(path.name for path, file in made.items() if not file.exists())
+        busy = ", ".join(_names((path for path, file in made.items() if not file.exists()), tools))
         return f"building {op}/{kernel.stem}: {f'compiling {busy}' if busy else 'linking'}"
 
     try:
@@ -566,7 +572,7 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
             module = _import(op, library, wrapper, kernel)
             _loaded[library] = tools.attach(module, check) if tools.attach else module
     module = _loaded[library]
-    names = [tuple(p.name for p in sources if (p in compiled) == done) for done in (True, False)]
+    names = [_names((p for p in sources if (p in compiled) == d), tools) for d in (True, False)]
     seconds = time.perf_counter() - start
     module.build = Build(op, kernel.stem, backend, seconds, *names, _kernels(log), log, library)
     return module
