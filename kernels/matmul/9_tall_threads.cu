@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   // Shared memory serves 16-byte loads to 8 lanes at a time, but 16 if lanes l and l ^ 1, or l and
   // l ^ 2, want the same. So neighbours (bit 0) share their columns, and bit 1 does not move the
   // row.
-  const int row = warp / (BN / WN) * WM + (lane & 1 | lane >> 2 & 6);  // rows row + i * LANES_M
+  const int row = warp / (BN / WN) * WM + ((lane & 1) | (lane >> 2 & 6));  // rows row + i * LANES_M
   const int col = warp % (BN / WN) * WN + (lane >> 1 & 3) * 4;
 
   a.at += i0 * a.row;  // the corners of the next tiles
