@@ -70,7 +70,7 @@ class Diff:
                 old, new = _words("\n".join(a[a0:a1]), "\n".join(b[b0:b1]))
                 found += [("-", line) for line in (_split(old) if a1 > a0 else [])]
                 found += [("+", line) for line in (_split(new) if b1 > b0 else [])]
-        return found
+        return found or [("", [("(no difference)", False)])]
 
     def __str__(self) -> str:
         marks = {"-": ("[-", "-]"), "+": ("{+", "+}")}
@@ -88,7 +88,7 @@ class Diff:
             # A line that changed as a whole needs no marks inside.
             whole = all(changed or not text.strip() for text, changed in pieces)
             text = "".join(mark(sign, t) if changed and not whole else t for t, changed in pieces)
-            lines.append(f"{sign} {text}".rstrip())
+            lines.append(f"{sign} {text}".rstrip() if sign else text)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -158,4 +158,4 @@ def _split(pieces: list[tuple[str, bool]]) -> list[list[tuple[str, bool]]]:
         first, *others = text.split("\n")
         lines[-1].append((first, changed))
         lines += [[(other, changed)] for other in others]
-    return lines
+    return [[piece for piece in line if piece[0]] for line in lines]

@@ -22,7 +22,7 @@ import torch
 from ops.common import Case
 
 CACHE_FACTOR = 4  # how often the rotating buffers exceed the L2
-MAX_SETS = 1024
+MIN_SETS, MAX_SETS = 3, 1024
 GRAPH_BELOW = 100e-6  # seconds
 SAMPLE = 1e-3  # seconds at least
 ROUNDS = 50
@@ -64,12 +64,18 @@ class _Arm:
             self.results[self.turn] = self.function(*self.inputs[self.turn])
 
 
-def rotation(case: Case) -> tuple[list[tuple], bool]:
-    """Sets of inputs that together exceed the cache, and whether they do."""
+def rotation(case: Case, arms: int) -> tuple[list[tuple], bool]:
+    """Sets of inputs that together exceed the cache, and whether they do.
+
+    At least three, if half of the free memory holds them and the results of all ``arms``: how fast
+    memory is depends a little on where in it a tensor lies.
+    """
     first = case.inputs("cuda")
     size = sum(x.untyped_storage().nbytes() for x in first if torch.is_tensor(x))
     wanted = CACHE_FACTOR * torch.cuda.get_device_properties().L2_cache_size
     sets = min(MAX_SETS, -(-wanted // max(size, 1)))
+    if MIN_SETS * size * (1 + arms) < torch.cuda.mem_get_info()[0] / 2:
+        sets = max(sets, MIN_SETS)
     return [first, *(case.inputs("cuda") for _ in range(sets - 1))], sets * size >= wanted
 
 
@@ -118,8 +124,11 @@ def _prepare(function: Callable, inputs: list[tuple]) -> _Arm:
         for _ in range(3):
             function(*inputs[0])
     torch.cuda.current_stream().wait_stream(side)
-    arm.calls = min(len(inputs), 20)
-    took = _seconds(arm.sample) / arm.calls
+    arm.calls = 1
+    took = _seconds(arm.sample)
+    if took < SAMPLE:  # mostly the launch; many calls in a row tell more
+        arm.calls = 20
+        took = _seconds(arm.sample) / arm.calls
     arm.calls = max(1, round(SAMPLE / took))
     if took > GRAPH_BELOW:
         return arm
