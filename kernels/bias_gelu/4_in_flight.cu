@@ -31,6 +31,24 @@ struct alignas(N * sizeof(T)) Pack {
   T at[N];
 };
 
+// e^x and 1/x to 22 bits in one instruction each; __expf and __fdividef take four, to be right for
+// denormals as well.
+#ifdef __SIMT_CPU__
+__device__ float fast_exp2(float x) { return exp2f(x); }
+__device__ float fast_reciprocal(float x) { return 1.0f / x; }
+#else
+__device__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+
 template <typename A>
 struct Phi {
   A value, slope;  // Φ(h) and Φ'(h): GELU(h) = h·Φ(h), its derivative Φ(h) + h·Φ'(h)
@@ -40,29 +58,37 @@ struct Phi {
 template <typename T, bool TANH, typename A>
 __device__ Phi<A> phi(A h) {
   constexpr bool FAST = sizeof(T) == 2;
+  constexpr A LOG2_E = A(1.4426950408889634), DENSITY_0 = A(0.39894228040143268);
   if constexpr (TANH) {  // (1 + tanh(u/2)) / 2 is the logistic function 1 / (1 + e^-u): no tanh
-    const A u = A(1.5957691216057307) * (h + A(0.044715) * h * h * h);
+    constexpr A U = A(1.5957691216057307);  // u = U·(h + 0.044715·h³)
     A s;
-    if constexpr (FAST)
-      s = __fdividef(1.0f, 1.0f + __expf(-u));
-    else
-      s = A(1) / (A(1) + exp(-u));
-    return {s, s * (A(1) - s) * A(1.5957691216057307) * (A(1) + A(0.134145) * h * h)};
+    if constexpr (FAST) {
+      s = fast_reciprocal(1.0f + fast_exp2(h * (-LOG2_E * U - LOG2_E * U * 0.044715f * h * h)));
+    } else {
+      s = A(1) / (A(1) + exp(-U * (h + A(0.044715) * h * h * h)));
+    }
+    return {s, s * (A(1) - s) * (U + U * A(0.134145) * h * h)};
   } else if constexpr (FAST) {
-    // erfc by Abramowitz and Stegun 7.1.26: a polynomial times e^(-h²/2), which is also what the
-    // derivative wants. Off by at most 1.5e-7.
-    const float t = __fdividef(1.0f, 1.0f + 0.3275911f * 0.70710678f * fabsf(h));
-    const float e = __expf(-0.5f * h * h);
-    float p = 1.061405429f * t - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    const float half_erfc = 0.5f * p * t * e;
-    return {h < 0 ? half_erfc : 1.0f - half_erfc, 0.39894228f * e};
+    // erfc by Abramowitz and Stegun 7.1.26, off by at most 1.5e-7: a polynomial times e^(-h²/2),
+    // which is also what the derivative wants.
+    const float t = fast_reciprocal(1.0f + 0.23164189f * fabsf(h));
+    const float e = fast_exp2(h * h * (-0.5f * LOG2_E));
+    float p = 0.5307027145f * t - 0.7265760135f;  // the book's coefficients, halved
+    p = p * t + 0.7107068705f;
+    p = p * t - 0.142248368f;
+    p = p * t + 0.127414796f;
+    const float half_erfc = p * t * e;
+    return {h < 0 ? half_erfc : 1.0f - half_erfc, DENSITY_0 * e};
   } else {
-    return {A(0.5) * (A(1) + erf(h * A(0.70710678118654752))),
-            A(0.39894228040143268) * exp(A(-0.5) * h * h)};
+    return {A(0.5) * (A(1) + erf(h * A(0.70710678118654752))), DENSITY_0 * exp(A(-0.5) * h * h)};
   }
+}
+
+template <typename T, typename A, int N>
+__device__ void load_bias(const T* bias, A (&b)[N]) {
+  const auto p = *reinterpret_cast<const Pack<T, N>*>(bias);
+#pragma unroll
+  for (int k = 0; k < N; ++k) b[k] = static_cast<A>(p.at[k]);
 }
 
 // Thread (x, y) of a block has one pack of columns and rows y, y + blockDim.y, … of the block's.
@@ -72,23 +98,23 @@ __global__ void __launch_bounds__(BLOCK)
   using P = Pack<T, N>;
   const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   if (c >= cols) return;
-  const P b = *reinterpret_cast<const P*>(bias + c);
+  A b[N];
+  load_bias(bias + c, b);
   const int64_t stride = blockDim.y;
   int64_t r = int64_t{blockIdx.y} * ROWS * stride + threadIdx.y;
   for (; r < rows; r += gridDim.y * ROWS * stride) {
     P h[ROWS];
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
-      if (r + j * stride < rows) {
-        h[j] = *reinterpret_cast<const P*>(x + (r + j * stride) * cols + c);
-      }
+      // Below the last row, the last row again: a load without a condition is one instruction.
+      h[j] = *reinterpret_cast<const P*>(x + min(r + j * stride, rows - 1) * cols + c);
     }
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
       if (r + j * stride >= rows) break;
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const A v = A(h[j].at[k]) + A(b.at[k]);
+        const A v = A(h[j].at[k]) + b[k];
         h[j].at[k] = static_cast<T>(v * phi<T, TANH>(v).value);
       }
       *reinterpret_cast<P*>(out + (r + j * stride) * cols + c) = h[j];
@@ -106,24 +132,23 @@ __global__ void __launch_bounds__(BLOCK)
   const int64_t stride = blockDim.y;
   A sum[N] = {};
   if (c < cols) {
-    const P b = *reinterpret_cast<const P*>(bias + c);
+    A b[N];
+    load_bias(bias + c, b);
     int64_t r = int64_t{blockIdx.y} * BACK_ROWS * stride + threadIdx.y;
     for (; r < rows; r += gridDim.y * BACK_ROWS * stride) {
       P g[BACK_ROWS], h[BACK_ROWS];
 #pragma unroll
       for (int j = 0; j < BACK_ROWS; ++j) {
-        const int64_t i = (r + j * stride) * cols + c;
-        if (r + j * stride < rows) {
-          g[j] = *reinterpret_cast<const P*>(grad + i);
-          h[j] = *reinterpret_cast<const P*>(x + i);
-        }
+        const int64_t i = min(r + j * stride, rows - 1) * cols + c;
+        g[j] = *reinterpret_cast<const P*>(grad + i);
+        h[j] = *reinterpret_cast<const P*>(x + i);
       }
 #pragma unroll
       for (int j = 0; j < BACK_ROWS; ++j) {
         if (r + j * stride >= rows) break;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const A v = A(h[j].at[k]) + A(b.at[k]);
+          const A v = A(h[j].at[k]) + b[k];
           const Phi<A> f = phi<T, TANH>(v);
           const A d = A(g[j].at[k]) * (f.value + v * f.slope);
           h[j].at[k] = static_cast<T>(d);
@@ -139,7 +164,7 @@ __global__ void __launch_bounds__(BLOCK)
   }
   __syncthreads();
   // The columns of the block's rows are summed by as many threads as there are columns.
-  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < blockDim.x * N; i += BLOCK) {
+  for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < blockDim.x * N; i += BLOCK) {
     const int64_t column = (int64_t{blockIdx.x} * blockDim.x + i % blockDim.x) * N + i / blockDim.x;
     if (column >= cols) continue;
     A total = 0;

@@ -46,23 +46,22 @@ __device__ A thread_sum(const T* x, int64_t n, int64_t t, int64_t threads) {
   const int64_t packs = (n - head) / N;
   const P* body = reinterpret_cast<const P*>(x + head);
   A sum = 0;
-  int64_t i = t;
-  for (; i + (IN_FLIGHT - 1) * threads < packs; i += IN_FLIGHT * threads) {
-    P p[IN_FLIGHT];
+#pragma unroll 1  // unrolling this one as well would only take registers
+  for (int64_t i = t; i < packs; i += IN_FLIGHT * threads) {
+    P p[IN_FLIGHT] = {};
 #pragma unroll
-    for (int j = 0; j < IN_FLIGHT; ++j) p[j] = body[i + j * threads];  // all loads first
+    for (int j = 0; j < IN_FLIGHT; ++j) {  // all loads first
+      if (i + j * threads < packs) p[j] = body[i + j * threads];
+    }
 #pragma unroll
     for (int j = 0; j < IN_FLIGHT; ++j) {
 #pragma unroll
       for (int k = 0; k < N; ++k) sum += static_cast<A>(p[j].at[k]);
     }
   }
-  for (; i < packs; i += threads) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum += static_cast<A>(body[i].at[k]);
+  for (int64_t i = t; i < n - packs * N; i += threads) {  // what is left, of both ends
+    sum += static_cast<A>(x[i < head ? i : i + packs * N]);
   }
-  for (i = t; i < head; i += threads) sum += static_cast<A>(x[i]);
-  for (i = head + packs * N + t; i < n; i += threads) sum += static_cast<A>(x[i]);
   return sum;
 }
 

@@ -46,23 +46,22 @@ __device__ A thread_sum(const T* x, int64_t n, int64_t t, int64_t threads) {
   const int64_t packs = (n - head) / N;
   const P* body = reinterpret_cast<const P*>(x + head);
   A sum = 0;
-  int64_t i = t;
-  for (; i + (IN_FLIGHT - 1) * threads < packs; i += IN_FLIGHT * threads) {
-    P p[IN_FLIGHT];
+#pragma unroll 1  // unrolling this one as well would only take registers
+  for (int64_t i = t; i < packs; i += IN_FLIGHT * threads) {
+    P p[IN_FLIGHT] = {};
 #pragma unroll
-    for (int j = 0; j < IN_FLIGHT; ++j) p[j] = body[i + j * threads];  // all loads first
+    for (int j = 0; j < IN_FLIGHT; ++j) {  // all loads first
+      if (i + j * threads < packs) p[j] = body[i + j * threads];
+    }
 #pragma unroll
     for (int j = 0; j < IN_FLIGHT; ++j) {
 #pragma unroll
       for (int k = 0; k < N; ++k) sum += static_cast<A>(p[j].at[k]);
     }
   }
-  for (; i < packs; i += threads) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum += static_cast<A>(body[i].at[k]);
+  for (int64_t i = t; i < n - packs * N; i += threads) {  // what is left, of both ends
+    sum += static_cast<A>(x[i < head ? i : i + packs * N]);
   }
-  for (i = t; i < head; i += threads) sum += static_cast<A>(x[i]);
-  for (i = head + packs * N + t; i < n; i += threads) sum += static_cast<A>(x[i]);
   return sum;
 }
 
@@ -106,7 +105,7 @@ __device__ A row_sum(A v) {
 }
 
 template <typename T, typename A>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 8)  // 8 blocks an SM, so at most 32 registers a thread
     sum_rows(const T* x, T* out, Shared<A> shared, int64_t rows, int64_t n) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   A sum = 0;
@@ -130,16 +129,17 @@ __global__ void __launch_bounds__(BLOCK)
 // Adds sum[k] over threadIdx.y: the result is in the threads with threadIdx.y = 0.
 template <typename A, int N>
 __device__ void column_sums(A (&sum)[N]) {
-  __shared__ A sums[BLOCK * N];
-  __syncthreads();
+  __shared__ A sums[N][BLOCK];
   const int at = threadIdx.y * blockDim.x + threadIdx.x;
+  for (unsigned step = blockDim.y / 2; step > 0; step /= 2) {
+    __syncthreads();
 #pragma unroll
-  for (int k = 0; k < N; ++k) sums[k * BLOCK + at] = sum[k];
-  __syncthreads();
-  if (threadIdx.y != 0) return;
+    for (int k = 0; k < N; ++k) sums[k][at] = sum[k];
+    __syncthreads();
+    if (threadIdx.y < step) {
 #pragma unroll
-  for (int k = 0; k < N; ++k) {
-    for (int i = at + blockDim.x; i < BLOCK; i += blockDim.x) sum[k] += sums[k * BLOCK + i];
+      for (int k = 0; k < N; ++k) sum[k] += sums[k][at + step * blockDim.x];
+    }
   }
 }
 
@@ -155,16 +155,16 @@ __global__ void __launch_bounds__(BLOCK)
   const int64_t output = outer * inner + c;
   const int64_t stride = int64_t{gridDim.y} * blockDim.y;
   A sum[N] = {};
-  for (int64_t r = blockIdx.y * blockDim.y + threadIdx.y; c < inner && r < n;
-       r += IN_FLIGHT * stride) {
-    P p[IN_FLIGHT] = {};
+  constexpr int ROWS = N > 1 ? IN_FLIGHT : 2 * IN_FLIGHT;
+  for (int64_t r = blockIdx.y * blockDim.y + threadIdx.y; c < inner && r < n; r += ROWS * stride) {
+    P p[ROWS] = {};
 #pragma unroll
-    for (int j = 0; j < IN_FLIGHT; ++j) {
+    for (int j = 0; j < ROWS; ++j) {
       const int64_t row = r + j * stride;
       if (row < n) p[j] = *reinterpret_cast<const P*>(column + row * inner);
     }
 #pragma unroll
-    for (int j = 0; j < IN_FLIGHT; ++j) {
+    for (int j = 0; j < ROWS; ++j) {
 #pragma unroll
       for (int k = 0; k < N; ++k) sum[k] += static_cast<A>(p[j].at[k]);
     }
@@ -198,16 +198,19 @@ unsigned power_of_2(int64_t wanted, unsigned most) {
 }
 
 // Into how many parts n is shared out: enough to keep the GPU busy, none smaller than is worth it.
-int64_t parts(int64_t outer, int64_t n, int64_t inner) {
-  const int64_t blocks = inner == 1 ? outer : outer * ceil_div(inner, 128);
-  const int64_t most = inner == 1 ? n / 4096 : n / 64;
-  return std::max<int64_t>(1, std::min({int64_t{BLOCKS} / blocks, most, int64_t{BLOCKS}}));
+int64_t parts_of(int64_t blocks, int64_t n, int64_t smallest) {
+  return std::max<int64_t>(1, std::min(BLOCKS / blocks, n / smallest));
 }
 
-// Bytes of workspace: the tickets (never more than outputs), then parts · outputs sums.
+constexpr int64_t ROW_PART = 4096, COLUMN_PART = 64;  // elements of n
+constexpr int64_t WIDEST = 32 * 8;                    // columns of a block: 32 packs of 8
+
+// Bytes of workspace: the tickets (never more than outputs), then a sum for each part and output.
 extern "C" int64_t reduce_sum_workspace(int64_t outer, int64_t n, int64_t inner) {
-  const int64_t outputs = outer * inner, shares = parts(outer, n, inner);
-  return shares == 1 ? 0 : ceil_div(outputs * 4, 16) * 16 + shares * outputs * 8;
+  const int64_t outputs = outer * inner;
+  const int64_t parts = inner == 1 ? parts_of(outer, n, ROW_PART)
+                                   : parts_of(outer * ceil_div(inner, WIDEST), n, COLUMN_PART);
+  return parts == 1 ? 0 : ceil_div(outputs * 4, 16) * 16 + parts * outputs * 8;
 }
 
 // x has the shape (outer, n, inner), and n is summed over.
@@ -216,28 +219,35 @@ cudaError_t launch(const T* x, T* out, void* workspace, int64_t outer, int64_t n
                    cudaStream_t stream) {
   using A = typename Accumulator<T>::type;
   constexpr int N = 16 / sizeof(T);
-  const int64_t outputs = outer * inner, shares = parts(outer, n, inner);
+  const int64_t outputs = outer * inner;
   char* const sums = static_cast<char*>(workspace) + ceil_div(outputs * 4, 16) * 16;
   const Shared<A> shared = {reinterpret_cast<A*>(sums), static_cast<unsigned*>(workspace), outputs};
-  if (shares > 1) {
+  const bool packs = inner % N == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  unsigned width = 1;  // threads side by side, in a row or over columns
+  int64_t blocks, parts;
+  if (inner == 1) {
+    parts = parts_of(outer, n, ROW_PART);
+    width = power_of_2(ceil_div(n, 4 * N), 32);  // 4 packs of a row for each
+    if (parts > 1 || n > 32 * 16 * N) width = BLOCK;
+    blocks = ceil_div(outer, BLOCK / width);
+  } else {
+    const int64_t columns = inner / (packs ? N : 1);
+    width = power_of_2(columns, 32);
+    blocks = outer * ceil_div(columns, width);
+    parts = parts_of(blocks, n, COLUMN_PART);
+  }
+  if (parts > 1) {
     const cudaError_t error = cudaMemsetAsync(workspace, 0, outputs * 4, stream);
     if (error != cudaSuccess) return error;
   }
-  const auto grid_y = static_cast<unsigned>(shares);
-  if (inner == 1) {  // a thread for each 4 packs of a row, if there are so many
-    unsigned width = power_of_2(ceil_div(n, 4 * N), 32);
-    if (shares > 1 || n > 32 * 16 * N) width = BLOCK;
-    const dim3 block(width, BLOCK / width);
-    const dim3 grid(static_cast<unsigned>(ceil_div(outer, block.y)), grid_y);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
+  const dim3 block(width, BLOCK / width);
+  if (inner == 1) {
     sum_rows<<<grid, block, 0, stream>>>(x, out, shared, outer, n);
-    return cudaGetLastError();
+  } else {
+    auto* kernel = packs ? sum_columns<T, A, N> : sum_columns<T, A, 1>;
+    kernel<<<grid, block, 0, stream>>>(x, out, shared, n, inner);
   }
-  const bool packs = inner % N == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  const unsigned width = power_of_2(inner / (packs ? N : 1), 32);
-  const int64_t grid_x = outer * ceil_div(inner / (packs ? N : 1), width);
-  auto* kernel = packs ? sum_columns<T, A, N> : sum_columns<T, A, 1>;
-  kernel<<<dim3(static_cast<unsigned>(grid_x), grid_y), dim3(width, BLOCK / width), 0, stream>>>(
-      x, out, shared, n, inner);
   return cudaGetLastError();
 }
 

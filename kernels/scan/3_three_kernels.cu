@@ -56,20 +56,28 @@ template <typename T>
 __device__ void load(Tile<T>& tile, const T* x, int64_t begin, int64_t n) {
   constexpr int N = Tile<T>::N;
   using P = Pack<T, N>;
+  const int64_t first = begin + first_element<T>();
+  P p[PACKS];
+  if (begin >= 0 && begin + Tile<T>::SIZE <= n) {
 #pragma unroll
-  for (int j = 0; j < PACKS; ++j) {
-    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
-    P p = {};
-    if (i >= 0 && i + N <= n) {
-      p = *reinterpret_cast<const P*>(x + i);
-    } else {
+    for (int j = 0; j < PACKS; ++j)
+      p[j] = *reinterpret_cast<const P*>(x + first + j * Tile<T>::STRIP);
+  } else {  // the first and the last tile of a row
+#pragma unroll
+    for (int j = 0; j < PACKS; ++j) {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if (i + k >= 0 && i + k < n) p.at[k] = x[i + k];
+        const int64_t i = first + j * Tile<T>::STRIP + k;
+        p[j].at[k] = i >= 0 && i < n ? x[i] : static_cast<T>(0.0f);
       }
     }
+  }
 #pragma unroll
-    for (int k = 0; k < N; ++k) tile.at[j][k] = static_cast<typename Accumulator<T>::type>(p.at[k]);
+  for (int j = 0; j < PACKS; ++j) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      tile.at[j][k] = static_cast<typename Accumulator<T>::type>(p[j].at[k]);
+    }
   }
 }
 
@@ -77,14 +85,16 @@ template <typename T, typename A>
 __device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int64_t n) {
   constexpr int N = Tile<T>::N;
   using P = Pack<T, N>;
+  const int64_t first = begin + first_element<T>();
   const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % 16 == 0;
+  const bool packs = aligned && begin >= 0 && begin + Tile<T>::SIZE <= n;
 #pragma unroll
   for (int j = 0; j < PACKS; ++j) {
-    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
+    const int64_t i = first + j * Tile<T>::STRIP;
     P p;
 #pragma unroll
     for (int k = 0; k < N; ++k) p.at[k] = static_cast<T>(before + tile.at[j][k]);
-    if (aligned && i >= 0 && i + N <= n) {
+    if (packs) {
       *reinterpret_cast<P*>(out + i) = p;
     } else {
 #pragma unroll

@@ -1,8 +1,8 @@
 // 4_look_back.cu: one pass
 // Before : rung 3 reads x twice, because a tile has to know the sum of all tiles before it
-// Idea   : a block scans its tile and publishes the sum at once; then it looks back over its
-//          predecessors' sums, 32 at a time, until one has published the sum of all before it as
-//          well (Merrill and Garland, 2016); nobody waits for a whole kernel
+// Idea   : a block scans its tile and publishes the sum at once; then one warp looks back over the
+//          predecessors' sums until one has published the sum of all before it as well (Merrill and
+//          Garland, 2016); nobody waits for a whole kernel
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows · tiles < 2^31
 // Result : not measured yet
 // Try    : number the tiles by blockIdx.x, not by ticket. Why may it then wait for ever?
@@ -14,10 +14,13 @@
 #include <cstdint>
 
 #ifndef BLOCK
-#define BLOCK 256
+#define BLOCK 128
 #endif
-#ifndef PACKS
-#define PACKS 4
+#ifndef MOST_PACKS
+#define MOST_PACKS 8
+#endif
+#ifndef WINDOW
+#define WINDOW 4  // predecessors that a lane looks at in one go
 #endif
 
 template <typename T>
@@ -31,7 +34,7 @@ struct Accumulator<double> {
 
 // What a block scans at a time. A warp has PACKS strips of 32 packs of 16 bytes, one after another
 // in memory; a lane has one pack of each.
-template <typename T>
+template <typename T, int PACKS>
 struct Tile {
   static constexpr int N = 16 / sizeof(T);
   static constexpr int STRIP = 32 * N;
@@ -45,46 +48,56 @@ struct alignas(N * sizeof(T)) Pack {
 };
 
 // The first element of this lane, counted from the start of the tile.
-template <typename T>
+template <typename T, int PACKS>
 __device__ int first_element() {
-  return threadIdx.x / 32 * (PACKS * Tile<T>::STRIP) + threadIdx.x % 32 * Tile<T>::N;
+  return threadIdx.x / 32 * (PACKS * Tile<T, PACKS>::STRIP) + threadIdx.x % 32 * Tile<T, PACKS>::N;
 }
 
 // Elements begin … begin + SIZE - 1 of a row; what lies outside 0 … n-1 is 0. x + begin is aligned
 // to 16 bytes, so that all packs are, also in rows that are not.
-template <typename T>
-__device__ void load(Tile<T>& tile, const T* x, int64_t begin, int64_t n) {
-  constexpr int N = Tile<T>::N;
+template <typename T, int PACKS>
+__device__ void load(Tile<T, PACKS>& tile, const T* x, int64_t begin, int64_t n) {
+  constexpr int N = Tile<T, PACKS>::N;
   using P = Pack<T, N>;
+  const int64_t first = begin + first_element<T, PACKS>();
+  P p[PACKS];
+  if (begin >= 0 && begin + Tile<T, PACKS>::SIZE <= n) {
 #pragma unroll
-  for (int j = 0; j < PACKS; ++j) {
-    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
-    P p = {};
-    if (i >= 0 && i + N <= n) {
-      p = *reinterpret_cast<const P*>(x + i);
-    } else {
+    for (int j = 0; j < PACKS; ++j)
+      p[j] = *reinterpret_cast<const P*>(x + first + j * Tile<T, PACKS>::STRIP);
+  } else {  // the first and the last tile of a row
+#pragma unroll
+    for (int j = 0; j < PACKS; ++j) {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if (i + k >= 0 && i + k < n) p.at[k] = x[i + k];
+        const int64_t i = first + j * Tile<T, PACKS>::STRIP + k;
+        p[j].at[k] = i >= 0 && i < n ? x[i] : static_cast<T>(0.0f);
       }
     }
+  }
 #pragma unroll
-    for (int k = 0; k < N; ++k) tile.at[j][k] = static_cast<typename Accumulator<T>::type>(p.at[k]);
+  for (int j = 0; j < PACKS; ++j) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      tile.at[j][k] = static_cast<typename Accumulator<T>::type>(p[j].at[k]);
+    }
   }
 }
 
-template <typename T, typename A>
-__device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int64_t n) {
-  constexpr int N = Tile<T>::N;
+template <typename T, int PACKS, typename A>
+__device__ void store(const Tile<T, PACKS>& tile, A before, T* out, int64_t begin, int64_t n) {
+  constexpr int N = Tile<T, PACKS>::N;
   using P = Pack<T, N>;
+  const int64_t first = begin + first_element<T, PACKS>();
   const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % 16 == 0;
+  const bool packs = aligned && begin >= 0 && begin + Tile<T, PACKS>::SIZE <= n;
 #pragma unroll
   for (int j = 0; j < PACKS; ++j) {
-    const int64_t i = begin + first_element<T>() + j * Tile<T>::STRIP;
+    const int64_t i = first + j * Tile<T, PACKS>::STRIP;
     P p;
 #pragma unroll
     for (int k = 0; k < N; ++k) p.at[k] = static_cast<T>(before + tile.at[j][k]);
-    if (aligned && i >= 0 && i + N <= n) {
+    if (packs) {
       *reinterpret_cast<P*>(out + i) = p;
     } else {
 #pragma unroll
@@ -97,9 +110,9 @@ __device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int6
 
 // Replaces each element by the sum of the tile up to it. Returns the sum of the tile, to all
 // threads.
-template <typename T, typename A = typename Accumulator<T>::type>
-__device__ A scan_tile(Tile<T>& tile) {
-  constexpr int N = Tile<T>::N;
+template <typename T, int PACKS, typename A = typename Accumulator<T>::type>
+__device__ A scan_tile(Tile<T, PACKS>& tile) {
+  constexpr int N = Tile<T, PACKS>::N;
   __shared__ A warps[BLOCK / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   A before = 0;  // the sum of the strips so far
@@ -183,77 +196,104 @@ template <typename A>
 __device__ A look_back(const Progress<A>* progress, int64_t t) {
   const int lane = threadIdx.x % 32;
   A before = 0;
-  for (int64_t last = t - 1; last >= 0; last -= 32) {
-    A value = 0;
-    unsigned prefixes, wanted;
-    do {  // lane i waits for tile last - i, unless a lower lane has found a prefix
-      unsigned flag = PREFIX;
-      if (lane <= last) flag = progress[last - lane].read(value);
-      prefixes = __ballot_sync(0xffffffff, flag == PREFIX);
-      wanted = prefixes ? prefixes ^ (prefixes - 1) : 0xffffffff;  // lanes up to the first prefix
-      wanted &= ~__ballot_sync(0xffffffff, flag != NOTHING);
-    } while (wanted != 0);
-    const int first = prefixes ? __ffs(prefixes) - 1 : 31;
-    if (lane > first) value = 0;
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
-    before += value;
+  for (int64_t last = t - 1; last >= 0; last -= 32 * WINDOW) {
+    A sum;
+    unsigned prefixes, waiting;
+    do {  // lane i adds up tiles last - i·WINDOW, last - i·WINDOW - 1, … to the first prefix
+      sum = 0;
+      unsigned least = PREFIX, flag = SUM;
+#pragma unroll
+      for (int w = 0; w < WINDOW; ++w) {
+        const int64_t tile = last - lane * WINDOW - w;
+        A value = 0;
+        const unsigned seen = tile < 0 ? PREFIX : progress[tile].read(value);
+        if (flag != PREFIX) {
+          sum += value;
+          flag = seen;
+          least = min(least, seen);
+        }
+      }
+      prefixes = __ballot_sync(0xffffffff, flag == PREFIX && least != NOTHING);
+      waiting = __ballot_sync(0xffffffff, least == NOTHING);
+      // Only lanes up to the first with a prefix count.
+      if (prefixes) waiting &= prefixes ^ (prefixes - 1);
+    } while (waiting);
+    if (prefixes && lane > __ffs(prefixes) - 1) sum = 0;
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    before += sum;
     if (prefixes) break;
   }
   return before;
 }
 
-template <typename T, typename A>
+template <typename T, int PACKS, typename A>
 __global__ void __launch_bounds__(BLOCK)
     scan_kernel(const T* x, T* out, unsigned* ticket, Progress<A>* progress, int64_t tiles,
                 int64_t n) {
   __shared__ unsigned number;
   __shared__ A shared_before;
   // Tiles are taken in the order in which blocks start: all that a tile waits for are running.
-  if (threadIdx.x == 0) number = atomicAdd(ticket, 1);
+  if (threadIdx.x == 0) number = tiles == 1 ? blockIdx.x : atomicAdd(ticket, 1);
   __syncthreads();
-  const int64_t row = number / tiles, t = number - row * tiles;
-  progress += row * tiles;
+  const int64_t row = number / static_cast<unsigned>(tiles), t = number - row * tiles;
   x += row * n;
-  const int64_t begin = t * Tile<T>::SIZE - misalignment(x);
-  Tile<T> tile;
+  const int64_t begin = t * Tile<T, PACKS>::SIZE - misalignment(x);
+  Tile<T, PACKS> tile;
   load(tile, x, begin, n);
   const A total = scan_tile(tile);
-  if (threadIdx.x < 32) {
-    if (threadIdx.x == 0) progress[t].publish(t == 0 ? PREFIX : SUM, total);
-    const A before = look_back(progress, t);
-    if (threadIdx.x == 0) {
-      if (t > 0) progress[t].publish(PREFIX, before + total);
-      shared_before = before;
+  A before = 0;
+  if (tiles > 1) {
+    progress += row * tiles;
+    if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) progress[t].publish(t == 0 ? PREFIX : SUM, total);
+      before = look_back(progress, t);
+      if (threadIdx.x == 0) {
+        if (t > 0) progress[t].publish(PREFIX, before + total);
+        shared_before = before;
+      }
     }
+    __syncthreads();
+    before = shared_before;
   }
-  __syncthreads();
-  store(tile, shared_before, out + row * n, begin, n);
+  store(tile, before, out + row * n, begin, n);
 }
 
-// Tiles of a row, wherever it starts.
-template <typename T>
-int64_t tiles_of(int64_t n) {
-  return (n + Tile<T>::N - 1 + Tile<T>::SIZE - 1) / Tile<T>::SIZE;
-}
+// Tiles of a row that starts up to `shift` elements after a multiple of 16 bytes.
+int64_t tiles_of(int64_t n, int64_t shift, int64_t size) { return (n + shift + size - 1) / size; }
 
 // Bytes of workspace: the ticket, then what each tile publishes. float64 wants the most.
 extern "C" int64_t scan_workspace(int64_t rows, int64_t n) {
-  return 16 + rows * tiles_of<double>(n) * sizeof(Progress<double>);
+  return 16 + rows * tiles_of(n, 1, Tile<double, MOST_PACKS>::SIZE) * sizeof(Progress<double>);
 }
 
-template <typename T>
-cudaError_t launch(const T* x, T* out, void* workspace, int64_t rows, int64_t n,
-                   cudaStream_t stream) {
+template <typename T, int PACKS>
+cudaError_t launch_tiles(const T* x, T* out, void* workspace, int64_t rows, int64_t tiles,
+                         int64_t n, cudaStream_t stream) {
   using A = typename Accumulator<T>::type;
-  const int64_t tiles = tiles_of<T>(n);
   if (rows * tiles > INT32_MAX) return cudaErrorInvalidValue;
-  const size_t bytes = 16 + rows * tiles * sizeof(Progress<A>);
-  const cudaError_t error = cudaMemsetAsync(workspace, 0, bytes, stream);
-  if (error != cudaSuccess) return error;
+  if (tiles > 1) {
+    const size_t bytes = 16 + rows * tiles * sizeof(Progress<A>);
+    const cudaError_t error = cudaMemsetAsync(workspace, 0, bytes, stream);
+    if (error != cudaSuccess) return error;
+  }
   auto* progress = reinterpret_cast<Progress<A>*>(static_cast<char*>(workspace) + 16);
-  scan_kernel<<<static_cast<unsigned>(rows * tiles), BLOCK, 0, stream>>>(
+  scan_kernel<T, PACKS><<<static_cast<unsigned>(rows * tiles), BLOCK, 0, stream>>>(
       x, out, static_cast<unsigned*>(workspace), progress, tiles, n);
   return cudaGetLastError();
+}
+
+// The smallest tile that holds a row, else the largest.
+template <typename T, int PACKS = 1>
+cudaError_t launch(const T* x, T* out, void* workspace, int64_t rows, int64_t n,
+                   cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  const int64_t shift =
+      n % N == 0 || rows == 1 ? reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T) : N - 1;
+  const int64_t tiles = tiles_of(n, shift, Tile<T, PACKS>::SIZE);
+  if constexpr (PACKS < MOST_PACKS) {
+    if (tiles > 1) return launch<T, 2 * PACKS>(x, out, workspace, rows, n, stream);
+  }
+  return launch_tiles<T, PACKS>(x, out, workspace, rows, tiles, n, stream);
 }
 
 #define LAUNCHER(SUFFIX, T)                                                                      \

@@ -18,10 +18,15 @@ __global__ void transpose_kernel(const T* in, T* out, int64_t rows, int64_t cols
   const int64_t r0 = int64_t{blockIdx.y} * TILE, c0 = int64_t{blockIdx.x} * TILE;
   const int64_t matrix = blockIdx.z * rows * cols;
   const int x = threadIdx.x;
+  T element[TILE / STEP];
 #pragma unroll
-  for (int y = threadIdx.y; y < TILE; y += STEP) {
-    if (r0 + y < rows && c0 + x < cols) tile[y][x] = in[matrix + (r0 + y) * cols + c0 + x];
+  for (int k = 0; k < TILE / STEP; ++k) {  // outside the matrix, its last row or column again: a
+    const int64_t r = r0 + threadIdx.y + k * STEP;  // load without a condition waits for nothing
+    element[k] = in[matrix + min(r, rows - 1) * cols + min(c0 + x, cols - 1)];
   }
+  __syncwarp();  // or the compiler puts each store right behind its load, and waits
+#pragma unroll
+  for (int k = 0; k < TILE / STEP; ++k) tile[threadIdx.y + k * STEP][x] = element[k];
   __syncthreads();
 #pragma unroll
   for (int y = threadIdx.y; y < TILE; y += STEP) {

@@ -9,17 +9,16 @@
 
 #include <cstdint>
 
+#ifndef ROW_BYTES
+#define ROW_BYTES 128
+#endif
+
 template <typename T>
 struct Tile {
-  static constexpr int N = 16 / sizeof(T);  // elements of a pack of 16 bytes
-  static constexpr int SIDE = sizeof(T) == 1 ? 128 : 256 / sizeof(T);  // rows and columns
-  static constexpr int PACKS = SIDE / N;                               // of a row of the tile
+  static constexpr int N = 16 / sizeof(T);            // elements of a pack of 16 bytes
+  static constexpr int SIDE = ROW_BYTES / sizeof(T);  // rows and columns
+  static constexpr int PACKS = SIDE / N;              // of a row of the tile
   static constexpr int THREADS = PACKS * PACKS;
-};
-
-template <typename T, int N>
-struct alignas(N * sizeof(T)) Pack {
-  T at[N];
 };
 
 // Thread t loads N packs, then has the N×N elements where row of packs t % PACKS meets column of
@@ -28,31 +27,39 @@ template <typename T>
 __global__ void __launch_bounds__(Tile<T>::THREADS)
     transpose_kernel(const T* in, T* out, int64_t rows, int64_t cols) {
   constexpr int N = Tile<T>::N, SIDE = Tile<T>::SIDE, PACKS = Tile<T>::PACKS;
-  using P = Pack<T, N>;
-  __shared__ P tile[SIDE * PACKS];
-  const int64_t tile_cols = (cols + SIDE - 1) / SIDE, tile_rows = (rows + SIDE - 1) / SIDE;
-  const int64_t r0 = blockIdx.x / tile_cols % tile_rows * SIDE, c0 = blockIdx.x % tile_cols * SIDE;
-  const int64_t matrix = blockIdx.x / (tile_cols * tile_rows) * rows * cols;
+  __shared__ uint4 tile[SIDE * PACKS];
+  const unsigned tile_cols = (cols + SIDE - 1) / SIDE, tile_rows = (rows + SIDE - 1) / SIDE;
+  const unsigned tile_row = blockIdx.x / tile_cols, image = tile_row / tile_rows;
+  const int64_t r0 = int64_t{tile_row - image * tile_rows} * SIDE, matrix = image * rows * cols;
+  const int64_t c0 = int64_t{blockIdx.x - tile_row * tile_cols} * SIDE;
+  uint4 pack[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) {  // all loads first, as in rung 4
+    const int i = k * Tile<T>::THREADS + threadIdx.x;
+    const int64_t r = min(r0 + i / PACKS, rows - 1), c = min(c0 + i % PACKS * N, cols - N);
+    pack[k] = *reinterpret_cast<const uint4*>(in + matrix + r * cols + c);
+  }
+  __syncwarp();
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const int i = k * Tile<T>::THREADS + threadIdx.x, r = i / PACKS, p = i % PACKS;
-    if (r0 + r < rows && c0 + p * N < cols) {
-      tile[r * PACKS + p] = *reinterpret_cast<const P*>(in + matrix + (r0 + r) * cols + c0 + p * N);
-    }
+    tile[r * PACKS + p] = pack[k];
   }
   __syncthreads();
   const int q = threadIdx.x % PACKS, p = threadIdx.x / PACKS;
   const int64_t r = r0 + q * N, c = c0 + p * N;
   if (r >= rows || c >= cols) return;
-  P block[N];
+  alignas(16) T block[N][N];
 #pragma unroll
-  for (int k = 0; k < N; ++k) block[k] = tile[(q * N + k) * PACKS + p];
+  for (int k = 0; k < N; ++k) *reinterpret_cast<uint4*>(block[k]) = tile[(q * N + k) * PACKS + p];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    P turned;
+    alignas(16) T turned[N];
 #pragma unroll
-    for (int k = 0; k < N; ++k) turned.at[k] = block[k].at[j];
-    *reinterpret_cast<P*>(out + matrix + (c + j) * rows + r) = turned;
+    for (int k = 0; k < N; ++k) turned[k] = block[k][j];
+    // Written as an assignment, the compiler makes four stores of this one.
+    __stcs(reinterpret_cast<uint4*>(out + matrix + (c + j) * rows + r),
+           *reinterpret_cast<uint4*>(turned));
   }
 }
 

@@ -11,8 +11,11 @@
 
 #include <cstdint>
 
+#ifndef ROW_BYTES
+#define ROW_BYTES 128
+#endif
 #ifndef STRIP
-#define STRIP 16
+#define STRIP 8
 #endif
 
 struct Position {
@@ -21,27 +24,22 @@ struct Position {
 
 // Tile number `block`. Strips are STRIP tiles wide (the last may be narrower); a strip is walked
 // row by row, one strip after another.
-__device__ Position position(int64_t block, int64_t rows, int64_t cols, int side) {
-  const int64_t tile_cols = (cols + side - 1) / side, tile_rows = (rows + side - 1) / side;
-  const int64_t matrix = block / (tile_cols * tile_rows);
-  const int64_t tile = block - matrix * (tile_cols * tile_rows);
-  const int64_t strip = tile / (STRIP * tile_rows), in_strip = tile - strip * STRIP * tile_rows;
-  const int64_t left = tile_cols - strip * STRIP, width = left < STRIP ? left : STRIP;
-  const int64_t row = in_strip / width, col = strip * STRIP + in_strip - row * width;
-  return {row * side, col * side, matrix * rows * cols};
+__device__ Position position(unsigned block, int64_t rows, int64_t cols, int side) {
+  const unsigned tile_cols = (cols + side - 1) / side, tile_rows = (rows + side - 1) / side;
+  const unsigned matrix = block / (tile_cols * tile_rows);
+  const unsigned tile = block - matrix * (tile_cols * tile_rows);
+  const unsigned strip = tile / (STRIP * tile_rows), in_strip = tile - strip * STRIP * tile_rows;
+  const unsigned width = min(tile_cols - strip * STRIP, unsigned{STRIP});
+  const unsigned row = in_strip / width, col = strip * STRIP + in_strip - row * width;
+  return {int64_t{row} * side, int64_t{col} * side, matrix * rows * cols};
 }
 
 template <typename T>
 struct Tile {
-  static constexpr int N = 16 / sizeof(T);  // elements of a pack of 16 bytes
-  static constexpr int SIDE = sizeof(T) == 1 ? 128 : 256 / sizeof(T);  // rows and columns
-  static constexpr int PACKS = SIDE / N;                               // of a row of the tile
+  static constexpr int N = 16 / sizeof(T);            // elements of a pack of 16 bytes
+  static constexpr int SIDE = ROW_BYTES / sizeof(T);  // rows and columns
+  static constexpr int PACKS = SIDE / N;              // of a row of the tile
   static constexpr int THREADS = PACKS * PACKS;
-};
-
-template <typename T, int N>
-struct alignas(N * sizeof(T)) Pack {
-  T at[N];
 };
 
 // Thread t loads N packs, then has the N×N elements where row of packs t % PACKS meets column of
@@ -50,31 +48,38 @@ template <typename T>
 __global__ void __launch_bounds__(Tile<T>::THREADS)
     transpose_packs(const T* in, T* out, int64_t rows, int64_t cols) {
   constexpr int N = Tile<T>::N, SIDE = Tile<T>::SIDE, PACKS = Tile<T>::PACKS;
-  using P = Pack<T, N>;
-  __shared__ P tile[SIDE * PACKS];
+  __shared__ uint4 tile[SIDE * PACKS];
   const Position at = position(blockIdx.x, rows, cols, SIDE);
   const int64_t r0 = at.row, c0 = at.col, matrix = at.matrix;
+  uint4 pack[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) {  // all loads first, as in rung 4
+    const int i = k * Tile<T>::THREADS + threadIdx.x;
+    const int64_t r = min(r0 + i / PACKS, rows - 1), c = min(c0 + i % PACKS * N, cols - N);
+    pack[k] = *reinterpret_cast<const uint4*>(in + matrix + r * cols + c);
+  }
+  __syncwarp();
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const int i = k * Tile<T>::THREADS + threadIdx.x, r = i / PACKS, p = i % PACKS;
-    if (r0 + r < rows && c0 + p * N < cols) {
-      tile[r * PACKS + (p ^ (r / N))] =
-          *reinterpret_cast<const P*>(in + matrix + (r0 + r) * cols + c0 + p * N);
-    }
+    tile[r * PACKS + (p ^ (r / N))] = pack[k];
   }
   __syncthreads();
   const int q = threadIdx.x % PACKS, p = threadIdx.x / PACKS;
   const int64_t r = r0 + q * N, c = c0 + p * N;
   if (r >= rows || c >= cols) return;
-  P block[N];
+  alignas(16) T block[N][N];
 #pragma unroll
-  for (int k = 0; k < N; ++k) block[k] = tile[(q * N + k) * PACKS + (p ^ q)];
+  for (int k = 0; k < N; ++k)
+    *reinterpret_cast<uint4*>(block[k]) = tile[(q * N + k) * PACKS + (p ^ q)];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    P turned;
+    alignas(16) T turned[N];
 #pragma unroll
-    for (int k = 0; k < N; ++k) turned.at[k] = block[k].at[j];
-    *reinterpret_cast<P*>(out + matrix + (c + j) * rows + r) = turned;
+    for (int k = 0; k < N; ++k) turned[k] = block[k][j];
+    // Written as an assignment, the compiler makes four stores of this one.
+    __stcs(reinterpret_cast<uint4*>(out + matrix + (c + j) * rows + r),
+           *reinterpret_cast<uint4*>(turned));
   }
 }
 
@@ -86,18 +91,21 @@ __global__ void transpose_elements(const T* in, T* out, int64_t rows, int64_t co
   constexpr int PADDING = sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // an odd number of 4-byte words a row
   __shared__ T tile[SIDE][SIDE + PADDING];
   const Position at = position(blockIdx.x, rows, cols, SIDE);
-  const int x = threadIdx.x;
+  T element[SIDE / STEP];
 #pragma unroll
-  for (int y = threadIdx.y; y < SIDE; y += STEP) {
-    if (at.row + y < rows && at.col + x < cols) {
-      tile[y][x] = in[at.matrix + (at.row + y) * cols + at.col + x];
-    }
+  for (int k = 0; k < SIDE / STEP; ++k) {
+    const int64_t r = min(at.row + threadIdx.y + k * STEP, rows - 1);
+    element[k] = in[at.matrix + r * cols + min(at.col + threadIdx.x, cols - 1)];
   }
+  __syncwarp();
+#pragma unroll
+  for (int k = 0; k < SIDE / STEP; ++k) tile[threadIdx.y + k * STEP][threadIdx.x] = element[k];
   __syncthreads();
 #pragma unroll
-  for (int y = threadIdx.y; y < SIDE; y += STEP) {
-    if (at.col + y < cols && at.row + x < rows) {
-      out[at.matrix + (at.col + y) * rows + at.row + x] = tile[x][y];
+  for (int k = 0; k < SIDE / STEP; ++k) {
+    const int64_t c = at.col + threadIdx.y + k * STEP, r = at.row + threadIdx.x;
+    if (c < cols && r < rows) {
+      out[at.matrix + c * rows + r] = tile[threadIdx.x][threadIdx.y + k * STEP];
     }
   }
 }
