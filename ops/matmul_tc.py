@@ -106,13 +106,13 @@ def baselines() -> dict[str, Callable]:
 
 def cases() -> list[Case]:
     """Sizes around a fragment, a tile and a stage, none at all, and more than 2^31; all layouts."""
-    square, plain = (200, 144, 264), "contiguous"
+    usual, plain = (200, 144, 264), "contiguous"
     wanted = [((m, n, k), plain, plain) for m, n, k in [
         (0, 5, 3), (5, 0, 3), (5, 8, 0), (1, 1, 1), (33, 33, 33), (1, 304, 72), (300, 1, 70),
-        (16, 16, 16), (64, 128, 16), (128, 256, 64), (129, 127, 17), square, (16, 264, 32),
+        (16, 16, 16), (64, 128, 16), (128, 256, 64), (129, 127, 17), usual, (16, 264, 32),
         (136, 264, 8), (272, 528, 320),
     ]]  # fmt: skip
-    wanted += [(square, la, lb) for la, lb in [
+    wanted += [(usual, la, lb) for la, lb in [
         (plain, "transposed"), ("transposed", plain), ("transposed", "transposed"),
         ("misaligned", plain), (plain, "misaligned"), ("strided", plain), (plain, "strided"),
         ("expanded", plain), (plain, "expanded"),
