@@ -65,8 +65,10 @@ def _message(error: Exception) -> list[str]:
     """Stands in for the traceback: these errors are about the learner's code, not about ours."""
     is_compiler = isinstance(error, loader.CompileError)
     text = explain(error) if is_compiler else overlay.relabel(str(error))
-    if isinstance(error, CheckError) and (picture := picture_of_errors(error.report)):
-        display(picture)
+    if isinstance(error, CheckError) and not hasattr(error, "was_shown"):
+        error.was_shown = True  # IPython asks for the message more than once
+        if picture := picture_of_errors(error.report):
+            display(picture)
     return [f"{type(error).__name__}: {text}"]
 
 

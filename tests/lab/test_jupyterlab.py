@@ -86,7 +86,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
 
     def cells(self) -> list:
-        return self.find(".jp-Notebook .jp-Cell")
+        return self.find(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
 
     def until(self, condition):
         return WebDriverWait(self.driver, PATIENCE, 0.2).until(lambda _: condition())
@@ -172,7 +172,7 @@ def test_edit_recompile_check_and_fail_in_a_browser(server, browser):
     lines = cell.splitlines()
     block = next(i for i, line in enumerate(lines) if line.startswith("constexpr int BLOCK = "))
     adds = next(i for i, line in enumerate(lines) if "a[i] + b[i];" in line)
-    page = Page(browser, f"{url}lab/tree/notebooks/small.ipynb?token=test")
+    page = Page(browser, f"{url}lab/tree/notebooks/small.ipynb?token=test&reset")
 
     page.menu("Run", "Run All Cells")
     page.wait_for_run()
@@ -207,7 +207,7 @@ def test_edit_recompile_check_and_fail_in_a_browser(server, browser):
     page.wait_for_run()
     page.shot("4_wrong", 2)
     assert "vector_add/mine is wrong for float32" in page.output(2)
-    picture = page.cells()[2].find_element(By.TAG_NAME, "img")
+    (picture,) = page.cells()[2].find_elements(By.TAG_NAME, "img")
     assert "elements are wrong" in picture.get_attribute("alt")
     assert picture.size["width"] > 100
 
@@ -216,7 +216,7 @@ def test_the_first_notebook_runs_from_the_menu(server, browser):
     url, folder = server
     name = "01_vector_add.ipynb"
     notebook = nbformat.read(folder / "notebooks" / name, 4)
-    page = Page(browser, f"{url}lab/tree/notebooks/{name}?token=test")
+    page = Page(browser, f"{url}lab/tree/notebooks/{name}?token=test&reset")
     page.menu("Run", "Run All Cells")
     page.wait_for_run()
     for i in range(0, len(notebook.cells), 4):
