@@ -113,6 +113,26 @@ class BenchReport:
         notes += [f"{row.arm}: {row.problem}" for row in rows if row.problem]
         return Table(f"{self.op}, {case}", columns, lines, notes)
 
+    # The pictures; matplotlib takes half a second to import, so late.
+
+    def ladder(self, case: str | None = None):
+        """Bars: the arms on one case, the first for None."""
+        from lab import pictures
+
+        return pictures.ladder(self, case or self.cases()[0])
+
+    def sweep(self):
+        """Lines: the rate of each arm over the size."""
+        from lab import pictures
+
+        return pictures.sweep(self)
+
+    def roofline(self):
+        """Where each arm lies under the two roofs."""
+        from lab import pictures
+
+        return pictures.roofline(self)
+
     def __str__(self) -> str:
         about = ", ".join(self.machine.values())
         return "\n\n".join([*map(str, self.tables()), f"({about})"])
@@ -120,12 +140,10 @@ class BenchReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from lab import pictures  # late: matplotlib takes half a second
-
         parts = [table._repr_html_() for table in self.tables()]
-        parts.append(pictures.ladder(self, self.cases()[0])._repr_html_())
+        parts.append(self.ladder()._repr_html_())
         if len(self.cases()) > 1:
-            parts.append(pictures.sweep(self)._repr_html_())
+            parts.append(self.sweep()._repr_html_())
         return "".join([*parts, f"<small>{', '.join(self.machine.values())}</small>"])
 
 
@@ -242,7 +260,7 @@ def _row(
     module, case: Case, arm: str, timing: Timing, is_rung: bool, beyond: bool, report: BenchReport
 ) -> Row:
     cost, tensors = module.cost(*timing.inputs), [x for x in timing.inputs if torch.is_tensor(x)]
-    dtype = next(x.dtype for x in tensors if x.is_floating_point())
+    dtype = tensors[0].dtype
     outs = as_tuple(timing.result)
     expected = as_tuple(module.reference(*timing.inputs))
     compared = [
@@ -272,7 +290,7 @@ def _row(
 def _ceiling(cost, dtype: torch.dtype, read_only: bool, known: dict[str, float]) -> str:
     """The ceiling that takes longer to do the work under."""
     matmul = f"matmul {str(dtype).removeprefix('torch.')}"
-    if cost.flops / known[matmul] > cost.bytes / known["copy"]:
+    if matmul in known and cost.flops / known[matmul] > cost.bytes / known["copy"]:
         return matmul
     return "read" if read_only else "copy"
 

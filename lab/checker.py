@@ -4,12 +4,14 @@ For each case:
 - the result is within the operator's tolerance of the reference (``compare.py`` says how judged);
 - every element is written: new memory is filled with NaN first;
 - no input has changed, nor the memory around a slice;
+- nothing is written just past the end of a result;
 - it works on a stream of its own, behind work that produces the inputs late (GPU only);
 - it gives the same bits twice, where the operator promises that;
 - the gradients are those of the reference, also for a gradient that arrives expanded, and
   ``torch.autograd.gradcheck`` agrees with them on small float64 cases.
 
-On the CPU machine small cases run with every memory access watched.
+On the CPU machine small cases run with every memory access watched; that finds every write that is
+not the kernel's to make, and every read.
 """
 
 import contextlib
@@ -38,6 +40,7 @@ SANITIZED = 5000  # elements: compute-sanitizer slows a kernel down a hundredfol
 GRADIENTS = 1 << 20  # elements
 GRADCHECK = 128  # elements: it calls the operator twice for each
 BYTES_AN_ELEMENT = 64  # a case, its float64 reference, and what comparing them takes
+BLOCK, MARK = 512, 0xA5  # PyTorch's allocator rounds up to BLOCK bytes; see _mark_ends()
 OUTSIDE = "not supported by this rung"  # what bindings say of a case that a rung refuses
 
 
@@ -198,6 +201,8 @@ def run(
         if result.status == "failed" and child.poisoned():
             report.results[-1].message += "\nThe GPU takes no more work from this process."
             break
+    if backend == "cuda" and not child.poisoned():
+        torch.cuda.empty_cache()  # the notebook needs it too
     report.tried = list(runner.tried)
     report.seconds = time.perf_counter() - start
     return report
@@ -239,6 +244,8 @@ class _Runner:
                 message = f"over {CPU_FLOPS:,} operations, for a GPU"
                 return Result(case.name, "skipped", message=message)
             kernel = self.watched if case.elements <= WATCHED else self.kernel
+            if kernel is not self.kernel:
+                self._did("every memory access")
             return self._try(case, inputs, kernel)
         except Exception as error:  # whatever a learner's kernel or operator raises
             # What follows is where in PyTorch it was raised, and advice that isolation replaces.
@@ -278,13 +285,8 @@ class _Runner:
                 _, wrong = differences(late, out.double(), 2 * tolerance)
                 if wrong:
                     return failed(f"on a side stream it did not wait for its inputs: {wrong}")
-        if self.deterministic:
-            self._did("the same bits twice")
-            with torch.no_grad():
-                again = self._call(inputs, kernel)
-            for out, other in zip(outs, again, strict=True):
-                if not torch.equal(_bits(out), _bits(other)):
-                    return failed("two calls on the same inputs gave different bits")
+        if problem := self._again(inputs, outs, kernel):
+            return failed(problem)
         if problem := self._gradients(case, inputs, outs, kernel):
             return failed(*problem)
         return Result(case.name, "passed", error, tolerance)
@@ -308,6 +310,24 @@ class _Runner:
                 message = f"{name} is off by {error:.1e} of its norm, {tolerance:.1e} is allowed"
                 return worst, (f"{message}\n  {wrong}", error, wrong)
         return worst, None
+
+    def _again(self, inputs: tuple, outs: tuple, kernel: types.ModuleType) -> str:
+        """What a second call shows; "" if nothing."""
+        if self.device == "cpu" and not self.deterministic:
+            return ""
+        ends = _mark_ends(outs) if self.device == "cuda" else set()
+        with torch.no_grad():
+            again = self._call(inputs, kernel)
+        for out in (out for out in again if out.data_ptr() in ends):
+            self._did("nothing past the end")
+            if (_end(out) != MARK).any():
+                return "it wrote past the end of its result: compare the index with the size"
+        if self.deterministic:
+            self._did("the same bits twice")
+            pairs = zip(outs, again, strict=True)
+            if not all(torch.equal(_bits(out), _bits(other)) for out, other in pairs):
+                return "two calls on the same inputs gave different bits"
+        return ""
 
     def _late(self, inputs: tuple, kernel: types.ModuleType) -> tuple:
         """The result on a stream of its own, where the inputs become right only after a while."""
@@ -388,6 +408,30 @@ def _memory(x: torch.Tensor) -> torch.Tensor:
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
+
+
+def _mark_ends(outs: tuple) -> set[int]:
+    """Fill memory of the size of each result with a mark, and free it: the addresses.
+
+    PyTorch gives such a block to the next result of that size, rounded up to ``BLOCK`` bytes, so
+    behind its last element the mark stays, unless somebody writes there.
+    """
+    sizes = [out.nbytes for out in outs if out.nbytes % BLOCK]
+    blocks = [
+        torch.full((-(-size // BLOCK) * BLOCK,), MARK, dtype=torch.uint8, device="cuda")
+        for size in sizes
+    ]
+    return {block.data_ptr() for block in blocks}
+
+
+def _end(out: torch.Tensor) -> torch.Tensor:
+    """The bytes between the end of ``out`` and the end of its block."""
+    interface = {
+        "shape": (-out.nbytes % BLOCK,), "typestr": "|u1", "version": 3,
+        "data": (out.data_ptr() + out.nbytes, False),
+    }  # fmt: skip
+    memory = types.SimpleNamespace(__cuda_array_interface__=interface)
+    return torch.as_tensor(memory, device=out.device)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,9 @@ def measure(ops: Sequence[str], results: dict) -> list[str]:
             problems.append(f"{op}: there is no ops/{op}.py")
             continue
         module = importlib.import_module(f"ops.{op}")
+        if not hasattr(module, "bench_cases"):
+            problems.append(f"{op}: ops/{op}.py has no bench_cases()")
+            continue
         headline, *others = [case.name for case in module.bench_cases()]
         results["rows"] = [row for row in results["rows"] if row["op"] != op]
         for against, cases in (([*module.baselines(), "compile"], [headline]), (["eager"], others)):

@@ -31,7 +31,9 @@ def test_check_passes_in_ten_seconds(name):
     took = time.perf_counter() - start
     print(f"\n{report}\nwith the way to the child: {took:.2f} s")
     assert took < 10
-    assert {"a side stream", "gradcheck", "the same bits twice"} <= set(report.tried)
+    assert {"a side stream", "gradcheck", "nothing past the end", "the same bits twice"} <= set(
+        report.tried
+    )
     assert len(report.having("passed")) >= 80
 
 
@@ -45,6 +47,12 @@ def test_an_element_nobody_writes_is_found():
     rung("forgets", "if (i < n) {", "if (i < n - 1) {")
     with pytest.raises(lab.CheckError, match=r"first at .*got nan.*nobody writes"):
         lab.check("vector_add", "forgets")
+
+
+def test_a_write_past_the_end_is_found_without_a_sanitizer():
+    rung("one_more", "if (i < n) {", "if (i <= n) {")
+    with pytest.raises(lab.CheckError, match="it wrote past the end of its result"):
+        lab.check("vector_add", "one_more")
 
 
 def test_an_illegal_address_costs_nothing():
@@ -83,7 +91,9 @@ def test_bench_agrees_with_itself():
     for a, b in zip(first.rows, second.rows, strict=True):
         print(f"{a.case}, {a.arm}: {a.median * 1e6:.2f} and {b.median * 1e6:.2f} µs")
     for a, b in zip(first.rows, second.rows, strict=True):
-        assert b.median == pytest.approx(a.median, rel=0.02), (a.case, a.arm)
+        # A rung that is itself unsteady, such as 1_naive at this size, says so in its spread.
+        spread = max((row.high - row.low) / row.median for row in (a, b))
+        assert b.median == pytest.approx(a.median, rel=max(0.02, spread)), (a.case, a.arm)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
