@@ -78,7 +78,7 @@ __device__ void load_tile(T* tile, Matrix<T> from, int rows, int cols) {
     const int di = by_rows ? THREADS / COLS : 0, dj = by_rows ? 0 : THREADS / ROWS;
     const T* source = from.at + i * from.row + j * from.col;
     const int64_t step = di * from.row + dj * from.col;
-#pragma unroll 8
+#pragma unroll 16
     for (int u = 0; u < ROWS * COLS; u += THREADS, i += di, j += dj, source += step) {
       tile[place<COLS>(i, j)] = i < rows && j < cols ? *source : T(0.0f);
     }
@@ -208,10 +208,18 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int j = 0; j < WN / 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {  // two columns of row lane / 4, and two of the eighth row below
+      for (int e = 0; e < 4;
+           e += 2) {  // two columns of row lane / 4, and two of the eighth row below
         const int64_t ci = i0 + row + i * 16 + e / 2 * 8 + lane / 4;
-        const int64_t cj = j0 + col + j * 8 + lane % 4 * 2 + e % 2;
-        if (ci < m && cj < n) c[ci * n + cj] = T(sum[i][j][e]);
+        const int64_t cj = j0 + col + j * 8 + lane % 4 * 2;
+        alignas(4) const T pair[] = {T(sum[i][j][e]), T(sum[i][j][e + 1])};
+        T* to = c + ci * n + cj;
+        if (n % 2 == 0 && ci < m && cj < n) {
+          *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(pair);
+        } else if (ci < m) {
+          if (cj < n) to[0] = pair[0];
+          if (cj + 1 < n) to[1] = pair[1];
+        }
       }
     }
   }
