@@ -28,6 +28,7 @@ class Library:
         self._library = ctypes.CDLL(path)  # it is loaded already: this finds it, with its state
         self._library.simt_fault.restype = ctypes.c_char_p
         self._library.simt_output.restype = ctypes.c_char_p
+        self._library.simt_output()  # from now on it keeps what kernels print for us
 
     def call_starts(self) -> None:
         self._library.simt_call_starts()
@@ -109,10 +110,10 @@ def wrap(function: Callable, library: Library, check: bool) -> Callable:
         named = [*zip([*names, *("argument",) * len(args)], args, strict=False), *kwargs.items()]
         found = [pair for name, value in named for pair in tensors(value, name)]
         for name, tensor in found:
-            if tensor.device.type != "cpu":
+            if tensor.is_cuda:  # the binding's own message would ask for a CUDA tensor
                 raise RuntimeError(
-                    f"{function.__name__}: {name} is on {tensor.device}, but this module was "
-                    f"built for the CPU machine (backend='simt'); pass {name}.cpu()"
+                    f"{function.__name__}: {name} must be on the CPU, where the CPU machine "
+                    f"(backend='simt') works, got {tensor.device}; pass {name}.cpu()"
                 )
         library.call_starts()
         try:

@@ -383,7 +383,7 @@ def rewrite_shared(file: File, at: int, in_function: bool) -> int:
     while file.is_name(file.step(begin, -1), "extern", "static", "volatile", "const"):
         begin = file.step(begin, -1)
     end = file.find_op(at, ";")
-    declared = declared_names(file, begin, end)
+    declared = declared_names(file, begin, at, end)
     if end == len(file.tokens) or not declared:
         raise file.fail(at, "this __shared__ declaration is not understood")
     dynamic = any(file.is_name(i, "extern") for i in range(begin, end))
@@ -422,7 +422,7 @@ def rewrite_shared(file: File, at: int, in_function: bool) -> int:
     return end + 1
 
 
-def declared_names(file: File, begin: int, end: int) -> list[int]:
+def declared_names(file: File, begin: int, keyword: int, end: int) -> list[int]:
     """The tokens that name the variables in a declaration: what stands before [ , = or the end."""
     found = []
     depth = 0  # of template brackets
@@ -437,7 +437,7 @@ def declared_names(file: File, begin: int, end: int) -> list[int]:
             depth -= 1
         elif depth == 0 and file.is_op(at, ","):
             in_declarator = False
-        elif depth == 0 and file.is_name(at) and not in_declarator:
+        elif depth == 0 and file.is_name(at) and at != keyword and not in_declarator:
             after = file.step(at, 1)
             if after == end or file.is_op(after, "[", ",", "="):
                 found.append(at)

@@ -21,9 +21,10 @@ std::deque<Site>& all_sites() {
 }
 
 bool is_private(const Worker& w, const char* p) {
+  if (p >= w.tls_low && p < w.tls_high) return true;              // threadIdx and so on
+  if (p >= w.arguments_low && p < w.arguments_high) return true;  // the kernel's arguments
   const Fiber& fiber = *thread->fiber;
-  if (p >= fiber.stack && p < fiber.stack + kStackSize) return true;  // a local variable
-  return p >= w.tls_low && p < w.tls_high;                            // threadIdx and so on
+  return p >= fiber.stack && p < fiber.stack + kStackSize;  // a local variable
 }
 
 inline void access(void* address, unsigned size, Kind kind, bool aligned, const void* pc) {

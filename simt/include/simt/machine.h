@@ -128,7 +128,9 @@ struct Worker {
   volatile bool in_kernel = false;  // true while kernel code runs, where it may be interrupted
   bool stopped = false;          // a fault was found: start no more threads
 
-  const char *tls_low = nullptr, *tls_high = nullptr;  // threadIdx and its like
+  // For the checker: where threadIdx and its like are, and the kernel's arguments.
+  const char *tls_low = nullptr, *tls_high = nullptr;
+  const char *arguments_low = nullptr, *arguments_high = nullptr;
   uint32_t first_epoch = 0;      // of the blocks that run now
   uint32_t cluster_epoch = 0;    // the last one before the latest cluster barrier
 
