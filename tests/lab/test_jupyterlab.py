@@ -80,7 +80,7 @@ class Page:
     def has_kernel(self) -> bool:
         for button in self.find(".jp-Dialog .jp-mod-accept"):  # "Select Kernel"
             button.click()
-        return any("| Idle" in item.text for item in self.find("#jp-main-statusbar"))
+        return self.is_idle()
 
     def find(self, css: str) -> list:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
@@ -109,13 +109,19 @@ class Page:
         found = self.cells()[cell].find_elements(By.CSS_SELECTOR, ".jp-InputPrompt")
         return found[0].text if found else ""
 
+    def is_idle(self) -> bool:
+        return any("| Idle" in item.text for item in self.find("#jp-main-statusbar"))
+
     def wait_for_run(self) -> None:
-        """Until no cell is waiting or running."""
+        """Until the kernel has had nothing to do for two seconds."""
 
-        def done():
-            return not any("*" in self.prompt(i) for i in range(len(self.cells())))
+        def done() -> bool:
+            for _ in range(10):
+                if not self.is_idle():
+                    return False
+                time.sleep(0.2)
+            return True
 
-        time.sleep(1)
         self.until(done)
 
     def edit(self, cell: int, line: int, erase: int, text: str) -> None:
