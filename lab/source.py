@@ -43,7 +43,10 @@ class Source:
 
     def _repr_html_(self) -> str:
         # Styles inside the tags: a page that drops style sheets still shows the colours.
-        formatter = HtmlFormatter(noclasses=True, linenos="inline", nobackground=True)
+        formatter = HtmlFormatter(
+            noclasses=True, linenos="inline", nobackground=True, cssstyles="overflow-x:auto",
+            prestyles="white-space:pre;line-height:1.25",
+        )  # fmt: skip
         return f"<b>{html.escape(self.title)}</b>{highlight(self.text, self._lexer(), formatter)}"
 
 
@@ -105,7 +108,7 @@ class Diff:
                 text += escaped
             style = f' style="{styles[sign]}"' if sign in styles else ""
             lines.append(f"<span{style}>{sign} {text}</span>")
-        return f"<b>{html.escape(self.title)}</b><pre>{chr(10).join(lines)}</pre>"
+        return f"<b>{html.escape(self.title)}</b><pre style="white-space:pre;overflow-x:auto">{chr(10).join(lines)}</pre>"
 
 
 def show(op: str, rung: str | int | os.PathLike | None = None) -> Source:
