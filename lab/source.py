@@ -108,7 +108,9 @@ class Diff:
                 text += escaped
             style = f' style="{styles[sign]}"' if sign in styles else ""
             lines.append(f"<span{style}>{sign} {text}</span>")
-        return f"<b>{html.escape(self.title)}</b><pre style="white-space:pre;overflow-x:auto">{chr(10).join(lines)}</pre>"
+        body = "\n".join(lines)
+        style = "white-space:pre;overflow-x:auto"
+        return f'<b>{html.escape(self.title)}</b><pre style="{style}">{body}</pre>'
 
 
 def show(op: str, rung: str | int | os.PathLike | None = None) -> Source:
