@@ -48,9 +48,8 @@ CUDA_FLAGS = shlex.split(
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"
 )
 CXX_FLAGS = ["-O1", "-Wall", "-Wextra", "-fvisibility=hidden"]
-# All rungs define the same launcher: -Bsymbolic makes each library call its own. -lstdc++: a g++
-# set up to link it statically would bring in a second one, which crashes when it prints a number.
-LD_FLAGS = ["-shared", "-Wl,-Bsymbolic", "-ltorch_python", "-lstdc++"]
+# All rungs define the same launcher: -Bsymbolic makes each library call its own.
+LD_FLAGS = ["-shared", "-Wl,-Bsymbolic", "-ltorch_python"]
 
 # Stands in for both compilers: puts the kernel in place of torch's stub, and keeps what torch and
 # ninja throw away, command and messages. The last argument is always the output.
@@ -214,7 +213,9 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     # A "unique" symbol, as of a static in a template, would be shared by all libraries.
     unique = [] if "clang" in Path(cxx).name else ["-fno-gnu-unique"]
     tools["cflags"] = [*CXX_FLAGS, *unique, *tools["cflags"]]
-    tools["ldflags"] = [*LD_FLAGS, *tools["ldflags"]]
+    # Some g++ link libstdc++ statically: a second one beside torch's, which crashes printing a number.
+    loaded = re.findall(r"/\S*/libstdc\+\+\.so\S*", Path("/proc/self/maps").read_text())[:1]
+    tools["ldflags"] = [*LD_FLAGS, *loaded, *tools["ldflags"]]
     tools |= {"cxx": cxx, "home": home, "arch": arch, "cuda_flags": CUDA_FLAGS}
     compilers = [Path(path).resolve() for path in (cxx, tools["kernel_compiler"][0])]
     stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in compilers]
@@ -404,14 +405,24 @@ def _build(op: str, objects: dict[Path, str], record: Path, tools, force: bool) 
         busy = ", ".join(_names((path for path, file in made.items() if not file.exists()), tools))
         return f"building {op}/{kernel.stem}: {f'compiling {busy}' if busy else 'linking'}"
 
+    def keep() -> bool:
+        """Store what was made from the text that its name stands for. False: not all was."""
+        done = [path for path, file in made.items() if file.exists()]
+        done = [path for path in done if _object_name(path, op, tools) == objects[path]]
+        for path in done:
+            made[path].replace(store / f"{objects[path]}.o")
+            Path(f"{made[path]}.log").replace(store / f"{objects[path]}.log")
+        return len(done) == len(made)
+
     try:
-        with _heartbeat(progress):
-            linked = _torch_load(op, kernel, made, stored, scratch, tools)
-        if any(_object_name(path, op, tools) != objects[path] for path in made):
-            return set(made)  # edited meanwhile: nobody knows which text was compiled
-        for path, file in made.items():
-            file.replace(store / f"{objects[path]}.o")
-            Path(f"{file}.log").replace(store / f"{objects[path]}.log")
+        try:
+            with _heartbeat(progress):
+                linked = _torch_load(op, kernel, made, stored, scratch, tools)
+        except CompileError:
+            keep()  # the binding need not be compiled again when the kernel is mended
+            raise
+        if not keep():
+            return set(made)  # a source was edited meanwhile
         logs = [store / f"{name}.log" for name in objects.values()]
         library = record.with_name(f"{scratch.name}.so")
         library.with_suffix(".log").write_bytes(b"".join(path.read_bytes() for path in logs))

@@ -48,7 +48,7 @@ def in_fresh_process(code: str) -> float:
 
 
 def call_microseconds(function, *arguments) -> float:
-    """CPU time of one call, the median of 25 batches of 400: small enough never to fill the queue."""
+    """CPU time of one call, the median of 25 batches: small ones, which never fill the queue."""
     times = []
     for _ in range(25):
         torch.cuda.synchronize()

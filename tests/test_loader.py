@@ -228,6 +228,32 @@ def test_broken_source_fails_each_time_and_never_runs_old_code(project):
     assert value(loader) == 2
 
 
+def test_a_broken_kernel_does_not_cost_the_binding(project):
+    project.kernel("nonsense")
+    loader = project.loader()
+    with pytest.raises(loader.CompileError):
+        value(loader)
+    project.kernel(2)
+    module = loader.load("scale", backend="cuda")
+    assert (module.value(), module.build.compiled) == (2, ("scale.cu",))
+
+
+def test_one_libstdcxx_whatever_the_compiler_does(project, tmp_path, monkeypatch):
+    script = tmp_path / "static-g++"
+    script.write_text('#!/bin/sh\nexec g++ "$@" -static-libstdc++\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    numbers = "#include <sstream>\nstatic int text() { std::ostringstream s; s << 12; "
+    numbers += "return s.str()[1]; }\n"
+    binding = numbers + project.CPP.replace("scale_launch())", "scale_launch() + text() - '2')")
+    (project.folder / "scale.cpp").write_text(binding)
+    module = project.loader().load("scale", backend="cuda")
+    assert module.value() == 1
+    command = ["readelf", "--dynamic", str(module.build.library)]
+    needed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "libstdc++.so.6" in needed
+
+
 def test_errors_of_the_binding_name_its_line(project):
     (project.folder / "scale.cpp").write_text("int f() {\n  return missing;\n}\n")
     loader = project.loader()
