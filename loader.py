@@ -213,7 +213,7 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     # A "unique" symbol, as of a static in a template, would be shared by all libraries.
     unique = [] if "clang" in Path(cxx).name else ["-fno-gnu-unique"]
     tools["cflags"] = [*CXX_FLAGS, *unique, *tools["cflags"]]
-    # Some g++ link libstdc++ statically: a second one beside torch's, which crashes printing a number.
+    # Some g++ link libstdc++ statically: a second one beside torch's, and printing numbers crashes.
     loaded = re.findall(r"/\S*/libstdc\+\+\.so\S*", Path("/proc/self/maps").read_text())[:1]
     tools["ldflags"] = [*LD_FLAGS, *loaded, *tools["ldflags"]]
     tools |= {"cxx": cxx, "home": home, "arch": arch, "cuda_flags": CUDA_FLAGS}
