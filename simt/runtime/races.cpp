@@ -149,6 +149,8 @@ void mark_read(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const 
     if (ordered(w, m, t)) renew(m, w, t, bytes, a);
   } else if (m.epoch != t.block->epoch || (!is_own(m, t) && ordered(w, m, t))) {
     renew(m, w, t, bytes, a);
+  } else if (m.thread != t.rank && !(m.bytes & bytes)) {
+    renew(m, w, t, bytes, a);  // another part of the word: only the last is remembered
   } else {
     if (m.thread != t.rank) {
       m.several_threads = true;

@@ -139,8 +139,8 @@ TEST(padded_transpose) {
 __global__ void halves_of_a_word(__half* y, unsigned char* b) {
   // Neighbours write different bytes of one word, also across blocks.
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  y[i] = __float2half(i);
-  b[i] = static_cast<unsigned char>(i);
+  y[i] = __hadd(y[i], __float2half(i));
+  b[i] = static_cast<unsigned char>(b[i] + i);
 }
 TEST(halves_of_a_word) {
   Array<__half> y(99, __float2half(0.f));
