@@ -54,8 +54,8 @@ at::Tensor vector_add(const at::Tensor& a, const at::Tensor& b) {
               " with strides ", b.strides(), "; pass b.contiguous()");
 
   const c10::cuda::CUDAGuard guard(a.device());  // launch on the GPU that holds a
-  at::Tensor out = a.new_empty(a.sizes());  // at::empty_like costs 2 more seconds of headers
-  if (out.numel() == 0) return out;  // a grid of 0 blocks is an error
+  at::Tensor out = a.new_empty(a.sizes());       // at::empty_like costs 2 more seconds of headers
+  if (out.numel() == 0) return out;              // a grid of 0 blocks is an error
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
 
   cudaError_t error = cudaSuccess;

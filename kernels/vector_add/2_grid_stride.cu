@@ -17,7 +17,7 @@ constexpr int BLOCKS_PER_SM = 8;  // 8 · 256 = 2048 threads, all that an SM hol
 
 template <typename T>
 __global__ void vector_add_kernel(const T* a, const T* b, T* out, int64_t n) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;  // the whole grid steps at once, so
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;      // the whole grid steps at once, so
   int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;  // a warp still reads one piece
   for (; i < n; i += stride) {
     out[i] = a[i] + b[i];
