@@ -1,0 +1,137 @@
+"""layer_norm and its gradients: every rung against float64 where it is legal, every refusal."""
+
+import pytest
+import torch
+
+import lab
+import loader
+from ops.layer_norm import layer_norm, reference
+
+PARTIAL = ("3_warp_row", "4_vectorized", "5_clusters", "3_one_read")
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_every_case(op, number):
+    rungs = [rung for rung in loader.rungs(op) if rung.startswith(f"{number}_")]
+    for rung in rungs:
+        report = lab.check(op, rung, isolate=False)
+        assert bool(report.having("outside")) == (rung in PARTIAL)
+
+
+REFUSALS = {
+    "device": (lambda t: (t(2, 3, device="meta"), t(3), t(3), None), "x must be on .*, got meta"),
+    "devices": (
+        lambda t: (t(2, 3), t(3, device="meta"), t(3), None),
+        "x and weight must be on one device, got .* and meta",
+    ),
+    "dtype": (lambda t: (t(2, 3).long(), t(3), t(3), None), "float32, float64, .* got Long"),
+    "dtypes": (
+        lambda t: (t(2, 3), t(3), t(3).half(), None),
+        "x and bias must have one dtype, got Float and Half",
+    ),
+    "scalar": (lambda t: (t(), t(1), t(1), None), r"at least one dimension, got shape \[\]"),
+    "weight": (lambda t: (t(2, 3), t(2), t(3), None), r"weight must have shape \[3\], got \[2\]"),
+    "bias": (lambda t: (t(2, 3), t(3), t(1, 3), None), r"bias must have shape \[3\], got \[1, 3\]"),
+    "residual": (
+        lambda t: (t(2, 3), t(3), t(3), t(3)),
+        r"residual must have shape \[2, 3\], got \[3\]",
+    ),
+    "strides of x": (
+        lambda t: (t(3, 2).t(), t(3), t(3), None),
+        r"x must be contiguous, got shape \[2, 3\] with strides \[1, 2\]; pass x\.contiguous",
+    ),
+    "strides of weight": (
+        lambda t: (t(2, 3), t(6)[::2], t(3), None),
+        r"weight must be contiguous, .* strides \[2\]",
+    ),
+    "strides of residual": (
+        lambda t: (t(2, 3), t(3), t(3), t(3, 2).t()),
+        r"residual must be contiguous, .* strides \[1, 2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusals(device, what):
+    make, message = REFUSALS[what]
+
+    def t(*size, device=device):
+        return torch.zeros(size, device=device)
+
+    with pytest.raises(RuntimeError, match=f"layer_norm: .*{message}"):
+        loader.load("layer_norm").layer_norm(*make(t), 1e-5)
+
+
+REFUSALS_OF_GRADIENT = {
+    "device": (dict(x=lambda t: t.to("meta")), "x must be on .*, got meta"),
+    "devices": (dict(grad=lambda t: t.to("meta")), "x and grad must be on one device"),
+    "dtype": (dict(x=lambda t: t.long()), "float32, float64, .* got Long"),
+    "dtypes": (dict(weight=lambda t: t.half()), "with x of Float, weight must be Float, got Half"),
+    "statistics": (dict(mean=lambda t: t.double()), "with x of Float, mean must be Float, got Dou"),
+    "rows": (dict(rstd=lambda t: t[:1]), r"rstd must have shape \[3\], got \[1\]"),
+    "shape": (dict(grad=lambda t: t[:1]), r"grad must have shape \[3, 3\], got \[1, 3\]"),
+    "strides": (dict(grad=lambda t: t.t()), r"grad must be contiguous, .* pass grad\.contiguous"),
+    "sum": (dict(grad_sum=lambda t: t.half()), "with x of Float, grad_sum must be Float, got Half"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS_OF_GRADIENT)
+def test_refusals_of_the_gradient(device, what):
+    changes, message = REFUSALS_OF_GRADIENT[what]
+    matrix, vector = torch.zeros(3, 3, device=device), torch.zeros(3, device=device)
+    inputs = dict(grad=matrix, x=matrix, weight=vector, mean=vector, rstd=vector, grad_sum=matrix)
+    for name, change in changes.items():
+        inputs[name] = change(inputs[name])
+    with pytest.raises(RuntimeError, match=f"layer_norm_backward: .*{message}"):
+        loader.load("layer_norm_backward").layer_norm_backward(**inputs)
+
+
+@pytest.mark.parametrize("rung", ["3_warp_row", "4_vectorized", "5_clusters"])
+def test_what_a_rung_refuses_is_said(device, rung):
+    x, weight = torch.zeros(2, 1025, device=device), torch.zeros(1025, device=device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .* head of its \.cu file"):
+        layer_norm(x, weight, weight, kernel=loader.load("layer_norm", rung))
+
+
+@pytest.mark.parametrize("rung", loader.rungs("layer_norm"))
+def test_a_mean_far_from_zero(device, rung):
+    """mean(x²) − mean(x)² would be left with no digit at all here."""
+    x = torch.randn(4, 64, device=device) + 3000
+    ones, zeros = torch.ones(64, device=device), torch.zeros(64, device=device)
+    out = layer_norm(x, ones, zeros, kernel=loader.load("layer_norm", rung))
+    assert (out.double() - reference(x, ones, zeros)).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("used", ["out", "sum", "both"])
+def test_gradients_through_the_residual(device, used):
+    """The sum goes on past the norm in a transformer block: two gradients meet in x."""
+    x, residual = (torch.randn(5, 40, device=device, requires_grad=True) for _ in range(2))
+    weight, bias = (torch.randn(40, device=device, requires_grad=True) for _ in range(2))
+    inputs = (x, weight, bias, residual)
+
+    def loss(results):
+        out, total = results
+        terms = {"out": out.square().sum(), "sum": (total * 3).sum()}
+        return sum(terms.values()) if used == "both" else terms[used]
+
+    got = torch.autograd.grad(loss(layer_norm(*inputs)), inputs, allow_unused=True)
+    want = torch.autograd.grad(loss(reference(*inputs)), inputs, allow_unused=True)
+    for a, b in zip(got, want, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_no_rows_have_gradients_of_zero(device):
+    x = torch.zeros(0, 3, device=device, requires_grad=True)
+    weight, bias = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
+    layer_norm(x, weight, bias).sum().backward()
+    assert weight.grad.tolist() == bias.grad.tolist() == [0, 0, 0] and x.grad.shape == (0, 3)
+
+
+def test_a_second_derivative_is_refused(device):
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    weight = torch.ones(3, device=device)
+    (grad,) = torch.autograd.grad(layer_norm(x, weight, weight)[0, 0], x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(grad.sum(), x)

@@ -1,0 +1,79 @@
+"""rms_norm and its gradients: every rung against float64 where it is legal, every refusal."""
+
+import pytest
+import torch
+
+import lab
+import loader
+from ops.rms_norm import rms_norm
+
+
+@pytest.mark.parametrize("rung", loader.rungs("rms_norm"))
+def test_every_case(rung):
+    report = lab.check("rms_norm", rung, isolate=False)
+    assert bool(report.having("outside")) == (rung == "2_registers")
+
+
+@pytest.mark.parametrize("rung", loader.rungs("rms_norm_backward"))
+def test_every_case_of_the_gradient(rung):
+    assert not lab.check("rms_norm_backward", rung, isolate=False).having("outside")
+
+
+REFUSALS = {
+    "device": (lambda t: (t(2, 3, device="meta"), t(3)), "x must be on .*, got meta"),
+    "devices": (lambda t: (t(2, 3), t(3, device="meta")), "on one device, got .* and meta"),
+    "dtype": (lambda t: (t(2, 3).long(), t(3).long()), "float32, float64, .* got Long"),
+    "dtypes": (lambda t: (t(2, 3), t(3).half()), "one dtype, got Float and Half"),
+    "scalar": (lambda t: (t(), t(1)), r"at least one dimension, got shape \[\]"),
+    "length": (lambda t: (t(2, 3), t(2)), r"weight must have shape \[3\], got \[2\]"),
+    "strides of x": (lambda t: (t(3, 2).t(), t(3)), r"x must be contiguous, .* x\.contiguous"),
+    "strides of weight": (lambda t: (t(2, 3), t(6)[::2]), r"weight must be contiguous"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusals(device, what):
+    make, message = REFUSALS[what]
+
+    def t(*size, device=device):
+        return torch.zeros(size, device=device)
+
+    with pytest.raises(RuntimeError, match=f"rms_norm: .*{message}"):
+        loader.load("rms_norm").rms_norm(*make(t), 1e-6)
+
+
+REFUSALS_OF_GRADIENT = {
+    "device": (dict(x=lambda t: t.to("meta")), "x must be on .*, got meta"),
+    "devices": (dict(grad=lambda t: t.to("meta")), "x and grad must be on one device"),
+    "dtype": (dict(x=lambda t: t.long()), "float32, float64, .* got Long"),
+    "dtypes": (dict(weight=lambda t: t.half()), "with x of Float, weight must be Float, got Half"),
+    "rows": (dict(rstd=lambda t: t[:1]), r"rstd must have shape \[3\], got \[1\]"),
+    "shape": (dict(grad=lambda t: t[:1]), r"grad must have shape \[3, 3\], got \[1, 3\]"),
+    "strides": (dict(grad=lambda t: t.t()), r"grad must be contiguous, .* pass grad\.contiguous"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS_OF_GRADIENT)
+def test_refusals_of_the_gradient(device, what):
+    changes, message = REFUSALS_OF_GRADIENT[what]
+    matrix, vector = torch.zeros(3, 3, device=device), torch.zeros(3, device=device)
+    inputs = dict(grad=matrix, x=matrix, weight=vector, rstd=vector)
+    for name, change in changes.items():
+        inputs[name] = change(inputs[name])
+    with pytest.raises(RuntimeError, match=f"rms_norm_backward: .*{message}"):
+        loader.load("rms_norm_backward").rms_norm_backward(**inputs)
+
+
+def test_no_rows_have_a_weight_gradient_of_zero(device):
+    x = torch.zeros(0, 3, device=device, requires_grad=True)
+    weight = torch.ones(3, device=device, requires_grad=True)
+    rms_norm(x, weight).sum().backward()
+    assert weight.grad.tolist() == [0, 0, 0] and x.grad.shape == (0, 3)
+
+
+def test_a_second_derivative_is_refused(device):
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    out = rms_norm(x, torch.ones(3, device=device))
+    (grad,) = torch.autograd.grad(out[0, 0], x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(grad.sum(), x)

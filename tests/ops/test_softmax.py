@@ -1,0 +1,99 @@
+"""softmax and its gradient: every rung against float64 where it is legal, and every refusal."""
+
+import pytest
+import torch
+
+import lab
+import loader
+from ops.softmax import reference, softmax
+
+PARTIAL = {  # rungs that are legal on part of the domain, and why not on all of it
+    ("softmax", "5_registers"),
+    ("softmax", "6_clusters"),
+    ("softmax_backward", "2_registers"),
+}
+
+
+@pytest.mark.parametrize("rung", loader.rungs("softmax"))
+def test_every_case(rung):
+    report = lab.check("softmax", rung, isolate=False)
+    assert bool(report.having("outside")) == (("softmax", rung) in PARTIAL)
+
+
+@pytest.mark.parametrize("rung", loader.rungs("softmax_backward"))
+def test_every_case_of_the_gradient(rung):
+    report = lab.check("softmax_backward", rung, isolate=False)
+    assert bool(report.having("outside")) == (("softmax_backward", rung) in PARTIAL)
+
+
+REFUSALS = {
+    "device": (lambda t: t(2, 3, device="meta"), "must be on .*, got meta"),
+    "dtype": (lambda t: t(2, 3).long(), "float32, float64, float16 or bfloat16, got Long"),
+    "scalar": (lambda t: t(), r"at least one dimension.*, got shape \[\]"),
+    "strides": (lambda t: t(3, 2).t(), r"must be contiguous, got shape .* strides \[1, 2\]; pass "),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusals(device, what):
+    make, message = REFUSALS[what]
+    x = make(lambda *size, device=device: torch.zeros(size, device=device))
+    with pytest.raises(RuntimeError, match=f"softmax: .*{message}"):
+        loader.load("softmax").softmax(x)
+    with pytest.raises(
+        RuntimeError, match=f"softmax_backward: .*{message.replace('at least', '')}"
+    ):
+        loader.load("softmax_backward").softmax_backward(x, x)
+
+
+UNLIKE = {
+    "device": (lambda x: x.to("meta"), "on one device, got .* and meta"),
+    "dtype": (lambda x: x.half(), "one dtype, got Float and Half"),
+    "shape": (lambda x: x[:1], r"one shape, got \[3, 3\] and \[1, 3\]"),
+    "strides": (lambda x: x.t(), r"out must be contiguous, .* pass out\.contiguous"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_a_result_unlike_the_gradient_is_refused(device, what):
+    change, message = UNLIKE[what]
+    x = torch.zeros(3, 3, device=device)
+    with pytest.raises(RuntimeError, match=f"softmax_backward: .*{message}"):
+        loader.load("softmax_backward").softmax_backward(x, change(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (2, 70000)])
+def test_what_a_rung_refuses_is_said(device, shape):
+    x = torch.zeros(*shape, device=device)[:, 1:].contiguous()
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .* head of its \.cu file"):
+        loader.load("softmax", "5_registers").softmax(x)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+def test_every_dimension_and_its_gradient(device, dim):
+    x = torch.randn(4, 5, 6, device=device, requires_grad=True)
+    out, want = softmax(x, dim), torch.softmax(x.double(), dim)
+    assert torch.allclose(out.double(), want)
+    weights = torch.randn_like(x)
+    (got,) = torch.autograd.grad((out * weights).sum(), x)
+    (wanted,) = torch.autograd.grad((want * weights).sum(), x)
+    assert torch.allclose(got, wanted, atol=1e-6)
+
+
+def test_a_dimension_that_is_not_there(device):
+    with pytest.raises(IndexError):
+        softmax(torch.zeros(2, 3, device=device), 2)
+
+
+@pytest.mark.parametrize("rung", loader.rungs("softmax"))
+def test_values_beyond_the_range_of_exp(device, rung):
+    """exp(1000) overflows and exp(-1000) is 0, in float64 too: only differences may be taken."""
+    x = torch.tensor([[1000.0, 999.0, 0.0, -1000.0]], device=device)
+    assert torch.allclose(softmax(x, kernel=loader.load("softmax", rung)).double(), reference(x))
+
+
+def test_a_second_derivative_is_refused(device):
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(softmax(x)[0, 0], x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(grad.sum(), x)
