@@ -34,8 +34,8 @@ from lab.overlay import find, relabel
 from lab.table import Table
 from ops.common import Case
 
-WATCHED = 1 << 16  # elements: the CPU machine watches every access up to here
-CPU_ELEMENTS, CPU_FLOPS = 1 << 22, 1 << 30  # beyond, the CPU machine would take minutes
+WATCHED = 1 << 14  # elements: the CPU machine watches every access up to here
+CPU_ELEMENTS, CPU_FLOPS = 1 << 21, 1 << 30  # beyond, the CPU machine would take minutes
 SANITIZED = 5000  # elements: compute-sanitizer slows a kernel down a hundredfold
 GRADIENTS = 1 << 20  # elements
 GRADCHECK = 128  # elements: it calls the operator twice for each
@@ -348,7 +348,8 @@ class _Runner:
     def _gradients(self, case: Case, inputs: tuple, outs: tuple, kernel) -> tuple | None:
         """(message, …) if the gradients are not those of the reference; None if fine or none."""
         finite = all(x.isfinite().all() for x in inputs if _floats(x))
-        if not finite or not 0 < case.elements <= GRADIENTS:
+        largest = GRADIENTS if self.device == "cuda" else WATCHED
+        if not finite or not 0 < case.elements <= largest:
             return None
         leaves = [x.detach().requires_grad_() if _floats(x) else x for x in inputs]
         results = self._call(leaves, kernel)
