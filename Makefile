@@ -36,7 +36,7 @@ notebooks: $(READY)
 	$(RUN) -m lab.notebooks
 
 # What is missing is said before anything is downloaded.
-$(VENV)/ready: requirements.txt .jupyter/overrides.json
+$(VENV)/ready: requirements.txt $(wildcard .jupyter/*/*.json .jupyter/*/*/*.js)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -51,6 +51,6 @@ $(VENV)/ready: requirements.txt .jupyter/overrides.json
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet -r requirements.txt
-	mkdir -p $(VENV)/share/jupyter/lab/settings
-	cp .jupyter/overrides.json $(VENV)/share/jupyter/lab/settings/
+	mkdir -p $(VENV)/share/jupyter/labextensions
+	cp -r .jupyter/three-layers-cuda $(VENV)/share/jupyter/labextensions/
 	touch $@
