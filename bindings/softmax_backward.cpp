@@ -54,8 +54,8 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& out) {
   TORCH_CHECK(out.sizes() == grad.sizes(),
               "softmax_backward: grad and out must have one shape, got ", grad.sizes(), " and ",
               out.sizes());
-  TORCH_CHECK(grad.dim() >= 1, "softmax_backward: grad must have at least one dimension, got shape ",
-              grad.sizes());
+  TORCH_CHECK(grad.dim() >= 1,
+              "softmax_backward: grad must have at least one dimension, got shape ", grad.sizes());
   TORCH_CHECK(grad.is_contiguous(), "softmax_backward: grad must be contiguous, got shape ",
               grad.sizes(), " with strides ", grad.strides(), "; pass grad.contiguous()");
   TORCH_CHECK(out.is_contiguous(), "softmax_backward: out must be contiguous, got shape ",

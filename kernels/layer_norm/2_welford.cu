@@ -2,9 +2,10 @@
 // Before : rung 1 reads a row three times
 // Idea   : keep count, mean and squared distances together (Welford, 1962), and join the threads'
 //          triples by the same rule (Chan, Golub and LeVeque, 1979): no cancellation, one pass less
-// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write             Legal: rows < 2^31, any
-// cols Result : not measured yet Try    : replace the division by the count by a table of
-// reciprocals; predict first
+// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
+// Legal  : rows < 2^31, any cols
+// Result : not measured yet
+// Try    : replace the division by the count by a table of reciprocals; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,8 +1,10 @@
 // 1_block_row.cu: out = x / sqrt(mean(x²) + eps) · weight, one block a row
 // Before : the formula in PyTorch operators, five trips to memory
-// Idea   : one sum a row, reduced by shuffles; the row is read for it, and read again for the
-// result Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write             Legal: rows < 2^31,
-// any cols Result : not measured yet Try    : BLOCK 256 → 1024; predict first
+// Idea   : one sum a row, reduced by shuffles; the row is read for it, and once more for the result
+// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
+// Legal  : rows < 2^31, any cols
+// Result : not measured yet
+// Try    : BLOCK 256 → 1024; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,8 +1,7 @@
 // 3_dispatch.cu: the right shape of block for every row length, and every alignment
 // Before : rung 2 refuses odd and long rows, and gives a row of 64 values a whole warp
-// Idea   : one kernel whose rows are spread over a few lanes, a warp, a block or a cluster of
-// blocks,
-//          chosen by row length; values before and after the 16-byte packs go one by one
+// Idea   : one kernel whose rows are spread over a few lanes, a warp, a block or a cluster, chosen
+//          by row length; values before and after the 16-byte packs go one by one
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
 // Result : not measured yet
@@ -64,8 +63,7 @@ __device__ void store(T* to, Pack<T> pack, bool aligned) {
 
 __device__ bool on16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// The sum over `width` neighbouring threads of the block: up to 32 a power of two, else whole
-// warps.
+// The sum over `width` neighbouring threads: up to 32 a power of two, else whole warps.
 template <typename W>
 __device__ W sum_block(W value, int width) {
   for (int d = min(width, 32) / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);

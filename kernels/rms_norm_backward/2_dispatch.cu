@@ -1,9 +1,7 @@
 // 2_dispatch.cu: dx and dweight from one read, for every row length
 // Before : rung 1 reads grad and x three times
-// Idea   : as layer_norm_backward's last rung, less the mean: a persistent grid whose threads own
-// the
-//          same columns in every row and keep their part of dweight in registers; rows are spread
-//          over a few lanes, a warp, a block or a cluster of blocks
+// Idea   : a persistent grid whose threads own the same columns in every row and keep their part of
+//          dweight in registers; rows are spread over a few lanes, a warp, a block or a cluster
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 65536 values (float64: 32768) are read 3 times
 // Legal  : everything
 // Result : not measured yet

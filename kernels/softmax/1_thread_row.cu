@@ -1,8 +1,10 @@
 // 1_thread_row.cu: one thread computes one row
 // Before : torch.exp(x) / torch.exp(x).sum(-1, True), which overflows from x = 89 on
 // Idea   : a thread walks its row three times: largest value, sum of exponentials, quotients
-// Cost   : 2·rows·cols·sizeof(T) bytes at least, so bound by memory     Legal: rows ≤ 2^38, any
-// cols Result : not measured yet Try    : BLOCK 128 → 32; predict first
+// Cost   : 2·rows·cols·sizeof(T) bytes at least, so bound by memory
+// Legal  : rows ≤ 2^38, any cols
+// Result : not measured yet
+// Try    : BLOCK 128 → 32; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -2,9 +2,10 @@
 // Before : in rung 1 a warp's 32 loads touch 32 rows, so 32 sectors for 128 bytes
 // Idea   : the threads of a block share a row, neighbours read neighbours; a tree in shared memory
 //          joins what each of them found
-// Cost   : 2·rows·cols·sizeof(T) bytes at least, so bound by memory     Legal: rows < 2^31, any
-// cols Result : not measured yet Try    : BLOCK 256 → 1024; predict first, for long rows and for
-// short ones
+// Cost   : 2·rows·cols·sizeof(T) bytes at least, so bound by memory
+// Legal  : rows < 2^31, any cols
+// Result : not measured yet
+// Try    : BLOCK 256 → 1024; predict first, for long rows and for short ones
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

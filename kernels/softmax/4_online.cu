@@ -2,9 +2,10 @@
 // Before : rung 3 reads every row three times
 // Idea   : keep a sum relative to the largest value so far, and rescale it when a larger one comes
 //          (Milakov and Gimelshein, 2018); pairs (largest, sum) are joined the same way
-// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write             Legal: rows < 2^31, any
-// cols Result : not measured yet Try    : replace the loop's two exponentials by one and a branch;
-// predict first
+// Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
+// Legal  : rows < 2^31, any cols
+// Result : not measured yet
+// Try    : replace the loop's two exponentials by one and a branch; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

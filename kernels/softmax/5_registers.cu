@@ -40,8 +40,7 @@ struct Part {  // of a row: Σ exp(x) = sum · exp(largest)
 template <typename W>
 constexpr W LOWEST = std::numeric_limits<W>::lowest();
 
-// The special function unit computes 2^x to 2 ulp; exp(float) spends ten more instructions to get
-// closer.
+// The special function unit computes 2^x to 2 ulp; exp(float) spends ten instructions more.
 __device__ float fast_exp(float x) { return __expf(x); }
 __device__ double fast_exp(double x) { return exp(x); }
 

@@ -1,8 +1,10 @@
 // 1_warp_shuffle.cu: dx = out · (grad − Σ grad · out), one block a row
 // Before : the same formula in four PyTorch operators: 9 tensors through memory in place of 3
 // Idea   : one sum a row, reduced by shuffles; the row is read once for it and once more for dx
-// Cost   : 5·rows·cols·sizeof(T) bytes: four reads, one write            Legal: rows < 2^31, any
-// cols Result : not measured yet Try    : BLOCK 256 → 1024; predict first
+// Cost   : 5·rows·cols·sizeof(T) bytes: four reads, one write
+// Legal  : rows < 2^31, any cols
+// Result : not measured yet
+// Try    : BLOCK 256 → 1024; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -34,8 +34,7 @@ struct alignas(16) Pack {
   T at[N<T>];
 };
 
-// The sum over `width` neighbouring threads of the block: up to 32 a power of two, else whole
-// warps.
+// The sum over `width` neighbouring threads: up to 32 a power of two, else whole warps.
 template <typename W>
 __device__ W sum_block(W value, int width) {
   for (int d = min(width, 32) / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
