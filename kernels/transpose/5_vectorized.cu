@@ -15,9 +15,9 @@
 
 template <typename T>
 struct Tile {
-  static constexpr int N = 16 / sizeof(T);            // elements of a pack of 16 bytes
-  static constexpr int SIDE = ROW_BYTES / sizeof(T);  // rows and columns
-  static constexpr int PACKS = SIDE / N;              // of a row of the tile
+  static constexpr int N = 16 / sizeof(T);  // elements of a pack of 16 bytes
+  static constexpr int SIDE = sizeof(T) == 1 ? 128 : ROW_BYTES / sizeof(T);  // rows and columns
+  static constexpr int PACKS = SIDE / N;                                     // of a row of the tile
   static constexpr int THREADS = PACKS * PACKS;
 };
 

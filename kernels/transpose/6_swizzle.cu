@@ -36,9 +36,9 @@ __device__ Position position(unsigned block, int64_t rows, int64_t cols, int sid
 
 template <typename T>
 struct Tile {
-  static constexpr int N = 16 / sizeof(T);            // elements of a pack of 16 bytes
-  static constexpr int SIDE = ROW_BYTES / sizeof(T);  // rows and columns
-  static constexpr int PACKS = SIDE / N;              // of a row of the tile
+  static constexpr int N = 16 / sizeof(T);  // elements of a pack of 16 bytes
+  static constexpr int SIDE = sizeof(T) == 1 ? 128 : ROW_BYTES / sizeof(T);  // rows and columns
+  static constexpr int PACKS = SIDE / N;                                     // of a row of the tile
   static constexpr int THREADS = PACKS * PACKS;
 };
 
