@@ -2,6 +2,7 @@
 
     python -m lab.collect              measure all operators on this GPU, then quote
     python -m lab.collect softmax      only these, beside what was measured before
+    python -m lab.collect --headline   only the cases that are quoted
     python -m lab.collect --quote      only quote again, from results/*.json; needs no GPU
 
 Measurements go to ``results/<chip>.json``. Quoted are the ladder table of README.md, between its
@@ -12,9 +13,12 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,31 +37,39 @@ NOTHING = "// Result : not measured yet"
 WIDTH = 100  # of a line in a kernel
 
 
-def measure(ops: Sequence[str], results: dict) -> list[str]:
-    """Bench ``ops`` and put the rows into ``results``; what could not be measured, in words."""
+def build(ops: Sequence[str]) -> None:
+    """Build all rungs of ``ops``, several operators at a time; bench() reports what fails."""
+
+    def one(op: str) -> None:
+        command = [sys.executable, str(ROOT / "loader.py"), "build", op]
+        subprocess.run(command, capture_output=True)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        list(pool.map(one, ops))
+
+
+def measure(op: str, results: dict, headline_only: bool) -> list[str]:
+    """Bench one operator, put its rows into ``results``; what could not be measured, in words."""
+    if not importlib.util.find_spec(f"ops.{op}"):
+        return [f"{op}: there is no ops/{op}.py"]
+    module = importlib.import_module(f"ops.{op}")
+    if not hasattr(module, "bench_cases"):
+        return [f"{op}: ops/{op}.py has no bench_cases()"]
+    headline, *others = [case.name for case in module.bench_cases()]
+    results["rows"] = [row for row in results["rows"] if row["op"] != op]
     problems = []
-    results["machine"], results["ceilings"] = machine(), ceilings(fresh=True)
-    for op in ops:
-        if not importlib.util.find_spec(f"ops.{op}"):
-            problems.append(f"{op}: there is no ops/{op}.py")
+    runs = [([*module.baselines(), "compile"], [headline]), (["eager"], others)]
+    for against, cases in runs[:1] if headline_only else runs:
+        try:
+            report = bench(op, against=against, cases=cases)
+        except BenchError as error:
+            report = error.report
+            problems.append(f"{op}: {report.problems()}")
+        except (child.Died, child.Failed, loader.CompileError) as error:
+            problems.append(f"{op}: {error}")
             continue
-        module = importlib.import_module(f"ops.{op}")
-        if not hasattr(module, "bench_cases"):
-            problems.append(f"{op}: ops/{op}.py has no bench_cases()")
-            continue
-        headline, *others = [case.name for case in module.bench_cases()]
-        results["rows"] = [row for row in results["rows"] if row["op"] != op]
-        for against, cases in (([*module.baselines(), "compile"], [headline]), (["eager"], others)):
-            try:
-                report = bench(op, against=against, cases=cases)
-            except BenchError as error:
-                report = error.report
-                problems.append(f"{op}: {report.problems()}")
-            except (child.Died, child.Failed) as error:
-                problems.append(f"{op}: {error}")
-                continue
-            print(report, end="\n\n", flush=True)
-            results["rows"] += _rows(report)
+        print(report, end="\n\n", flush=True)
+        results["rows"] += _rows(report)
     return problems
 
 
@@ -190,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Measure and quote every figure of this project.")
     parser.add_argument("ops", nargs="*", help="operators; all for none")
+    parser.add_argument("--headline", action="store_true", help="only the cases that are quoted")
     parser.add_argument("--quote", action="store_true", help="do not measure")
     options = parser.parse_args(arguments)
     problems: list[str] = []
@@ -206,8 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chip = re.sub(r"\W+", "_", torch.cuda.get_device_name().removeprefix("NVIDIA ")).lower()
         path = RESULTS / f"{chip}.json"
         results = read(path) if path.exists() else {"rows": []}
-        problems = measure(options.ops or loader.ops(), results)
-        write(path, results)
+        results["ceilings"] = ceilings(fresh=True)
+        results["machine"] = machine()  # now that the clock is up
+        ops = options.ops or loader.ops()
+        build(ops)
+        for op in ops:
+            problems += measure(op, results, options.headline)
+            write(path, results)  # an interruption costs one operator
     quote(results)
     for problem in problems:
         print(f"NOT MEASURED  {problem}", file=sys.stderr)

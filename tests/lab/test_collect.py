@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab import collect
+from lab import child, collect
 from tests.lab.test_benchmark import CEILINGS, MACHINE, report
 
 README = "# Title\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n\nthe rest\n"
@@ -76,6 +76,26 @@ def test_results_are_a_row_a_line_and_read_back(project):
     results = collect.read(path)
     assert len(results["rows"]) == 7 and results["machine"] == MACHINE
     assert sum(line.startswith('  {"op"') for line in path.read_text().splitlines()) == 7
+
+
+def test_measuring_keeps_other_operators_and_names_what_failed(monkeypatch):
+    calls = []
+
+    def bench(op, against, cases):
+        calls.append((op, against, cases))
+        if against == ["eager"]:
+            raise child.Died("the kernel hangs")
+        return report()
+
+    monkeypatch.setattr(collect, "bench", bench)
+    results = {"rows": [{"op": "softmax"}, {"op": "vector_add", "arm": "old"}]}
+    assert collect.measure("vector_add", results, False) == ["vector_add: the kernel hangs"]
+    assert collect.measure("no_such", results, False) == ["no_such: there is no ops/no_such.py"]
+    assert calls[0][:2] == ("vector_add", ["eager", "compile"]) and len(calls[0][2]) == 1
+    assert [row["op"] for row in results["rows"]] == ["softmax"] + ["vector_add"] * 7
+    assert "old" not in str(results["rows"])
+    calls.clear()
+    assert collect.measure("vector_add", results, True) == [] and len(calls) == 1
 
 
 def test_nothing_to_quote_is_said(project, capsys):
