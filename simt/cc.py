@@ -35,8 +35,6 @@ CHECK_FLAGS = [
     "-fsanitize=thread",
     "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds",
     "-fno-omit-frame-pointer",
-    "-fno-tree-vectorize",
-    "-fno-tree-sra",  # a float4 stays one access
 ]
 MAX_FRAME = 64 << 10  # kMaxFrame in runtime/fiber.h
 
@@ -52,11 +50,13 @@ def compiler_flags(cxx: str, check: bool) -> list[str]:
         if check:
             flags += ["-mllvm", "-tsan-distinguish-volatile=1"]
             flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+            flags += ["-fno-vectorize", "-fno-slp-vectorize"]
     else:
         flags += ["-fno-gnu-unique", f"-Werror=frame-larger-than={MAX_FRAME}"]
         if check:
             flags += ["--param=tsan-distinguish-volatile=1"]
             flags += ["--param=tsan-instrument-func-entry-exit=0"]
+            flags += ["-fno-tree-vectorize", "-fno-tree-sra"]  # a float4 stays one access
     return flags
 
 

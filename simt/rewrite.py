@@ -28,10 +28,19 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 OPENING = {close: open_ for open_, close in CLOSING.items()}
 
 # What the CPU machine cannot do, and what to do instead.
-PTX = "inline PTX cannot run on the CPU machine; put it under #ifndef __SIMT_CPU__ and give plain C++ otherwise"
-GRID = "grid-wide synchronisation is not there on the CPU machine; end the kernel and launch a second one"
+PTX = (
+    "inline PTX cannot run on the CPU machine; "
+    "put it under #ifndef __SIMT_CPU__ and give plain C++ otherwise"
+)
+GRID = (
+    "grid-wide synchronisation is not there on the CPU machine; "
+    "end the kernel and launch a second one"
+)
 TEXTURE = "textures and surfaces are not there on the CPU machine; read the array through a pointer"
-TMA = "TMA descriptors are not there on the CPU machine; copy with plain loads under #ifdef __SIMT_CPU__"
+TMA = (
+    "TMA descriptors are not there on the CPU machine; "
+    "copy with plain loads under #ifdef __SIMT_CPU__"
+)
 GRAPH = "CUDA graphs are not there on the CPU machine; launch the kernels one after the other"
 UNTYPED = "the CPU machine needs the kernel's types; write kernel<<<grid, block>>>(...)"
 REFUSED = {
@@ -89,13 +98,17 @@ class File:
         return " ".join("".join(kept).split())
 
     def is_op(self, at: int, *texts: str) -> bool:
-        return 0 <= at < len(self.tokens) and self.tokens[at].kind == "op" and (
-            self.tokens[at].text in texts
+        return (
+            0 <= at < len(self.tokens)
+            and self.tokens[at].kind == "op"
+            and (self.tokens[at].text in texts)
         )
 
     def is_name(self, at: int, *texts: str) -> bool:
-        return 0 <= at < len(self.tokens) and self.tokens[at].kind == "name" and (
-            not texts or self.tokens[at].text in texts
+        return (
+            0 <= at < len(self.tokens)
+            and self.tokens[at].kind == "name"
+            and (not texts or self.tokens[at].text in texts)
         )
 
     def step(self, at: int, by: int) -> int:

@@ -13,6 +13,7 @@ void blocks_start(Worker& w);
 void blocks_end(Worker& w);
 void barrier_reached(const Place& here);  // called once for all threads that meet in it
 void barrier_opens(Worker& w, const Block& b);
+void resumed(const Thread& t);  // after a yield
 #else
 inline void launch_starts(Launch&) {}
 inline void launch_ends(Launch&) {}
@@ -21,6 +22,7 @@ inline void blocks_start(Worker&) {}
 inline void blocks_end(Worker&) {}
 inline void barrier_reached(const Place&) {}
 inline void barrier_opens(Worker&, const Block&) {}
+inline void resumed(const Thread&) {}
 #endif
 
 }  // namespace simt::checks

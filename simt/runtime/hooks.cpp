@@ -70,9 +70,8 @@ const char* what(Kind kind) {
 
 namespace simt {
 
-void atomic_happens(void* p, unsigned bytes, bool read_only, const void* pc) {
-  using checks::Kind;
-  checks::access(p, bytes, read_only ? Kind::kVolatileRead : Kind::kAtomic, true, pc);
+void atomic_happens(void* p, unsigned bytes, const void* pc) {
+  checks::access(p, bytes, checks::Kind::kAtomic, true, pc);
 }
 
 void fence_happens(Scope scope) {
@@ -219,6 +218,11 @@ void* __tsan_memset(void* to, int value, unsigned long bytes) {
     access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
     return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST,                \
                                        __ATOMIC_SEQ_CST);                                      \
+  }                                                                                            \
+  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
+    return expected;                                                                           \
   }                                                                                            \
   int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) { \
     access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \

@@ -13,6 +13,7 @@
 #include <new>
 
 #include "checker.h"
+#include "checks.h"
 #include "worker.h"
 
 namespace simt::checks {
@@ -249,6 +250,10 @@ void fence(Scope scope) {
   clock.block_fence = ++now;
   if (scope == Scope::kDevice) clock.fence = now;
 }
+
+// The thread may have been stopped between the call of the checker and the load that it announced,
+// and others have run meanwhile: the flag it then reads is newer than the call.
+void resumed(const Thread& t) { clocks[t.block->number].acquire = ++now; }
 
 void prepare_races(Launch& launch) {
   if (clocks) munmap(clocks, clocks_bytes);

@@ -490,6 +490,7 @@ void yield() {
     run_something_else(w, me->fiber);
   }
   make_current(me);
+  checks::resumed(*me);
 }
 
 std::string waiting_threads() { return who_waits_where(*worker); }

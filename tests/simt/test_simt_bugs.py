@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from simt_build import results, names_in
+from simt_build import names_in, results
 
 BUGS = Path(__file__).with_name("bugs.cu")
 SOURCE = BUGS.read_text().splitlines()

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
-from simt_build import results, names_in
+from simt_build import names_in, results
 
 FEATURES = Path(__file__).with_name("features.cu")
 SILENT = Path(__file__).with_name("silent.cu")

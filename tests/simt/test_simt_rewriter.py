@@ -58,8 +58,8 @@ def test_lines_keep_their_numbers(text):
     [
         "int a = b < c; int d = e >> f; x <<= 3; y >>= 2; template <class T, class U> struct S;",
         "std::vector<std::vector<std::vector<int>>> v; cout << 1 << 2;",
-        "auto s = R\"(k<<<1, 1>>>(x))\"; // __shared__ int x;",
-        "auto t = u8R\"xy(asm(\"nop\") )x\" )xy\";",
+        'auto s = R"(k<<<1, 1>>>(x))"; // __shared__ int x;',
+        'auto t = u8R"xy(asm("nop") )x" )xy";',
         "const char* c = \"\\\"<<<\"; char d = '\\''; int e = 1'000'000;",
         "it's an apostrophe in /* a ' comment */ and '<' a character",
     ],
@@ -145,9 +145,7 @@ def test_compiler_errors_point_into_the_file(tmp_path):
 
 def test_dependencies_name_the_files_of_the_learner(tmp_path):
     (tmp_path / "own.h").write_text("__device__ inline int own() { return 1; }\n")
-    done = compile_text(
-        tmp_path, '#include "own.h"\n__global__ void k(int* p) { *p = own(); }\n'
-    )
+    done = compile_text(tmp_path, '#include "own.h"\n__global__ void k(int* p) { *p = own(); }\n')
     assert done.returncode == 0, done.stderr
     deps = (tmp_path / "deps.d").read_text()
     assert f"{tmp_path}/kernel.cu" in deps
@@ -157,8 +155,7 @@ def test_dependencies_name_the_files_of_the_learner(tmp_path):
 
 def test_launches_in_own_headers_are_rewritten(tmp_path, builder: Builder):
     (tmp_path / "launch.cuh").write_text(
-        "__global__ void k(int* p) { *p = 1; }\n"
-        "inline void launch(int* p) { k<<<1, 1>>>(p); }\n"
+        "__global__ void k(int* p) { *p = 1; }\ninline void launch(int* p) { k<<<1, 1>>>(p); }\n"
     )
     done = compile_text(tmp_path, '#include "launch.cuh"\nvoid f(int* p) { launch(p); }\n')
     assert done.returncode == 0, done.stderr

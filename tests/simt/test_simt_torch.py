@@ -1,4 +1,4 @@
-"""The machine under torch: bindings, tensors by name and exact extent, Ctrl-C, many side by side."""
+"""The machine under torch: bindings, tensors by name and exact extent, Ctrl-C, many at a time."""
 
 from __future__ import annotations
 

@@ -9,11 +9,15 @@ namespace simt {
 enum class Scope { kBlock, kDevice };
 
 #if SIMT_CHECKED
-void atomic_happens(void* p, unsigned bytes, bool read_only, const void* pc);
+void atomic_happens(void* p, unsigned bytes, const void* pc);
 void fence_happens(Scope scope);
+using InAtomic = InMachine;  // clang watches the atomics themselves, whatever it is told
 #else
-inline void atomic_happens(void*, unsigned, bool, const void*) {}
+inline void atomic_happens(void*, unsigned, const void*) {}
 inline void fence_happens(Scope) {}
+struct InAtomic {
+  InAtomic() {}
+};
 #endif
 
 // In a checked build an atomic is a call of its own, so that its return address is its line.
@@ -42,6 +46,7 @@ SIMT_UNWATCHED inline To bits(const From& from) {
 template <class T, class Change>
 SIMT_UNWATCHED inline T read_modify_write(T* p, Change change) {
   using Word = typename WordOf<sizeof(T)>::Type;
+  InAtomic guard;
   auto* word = reinterpret_cast<Word*>(p);
   Word old = __atomic_load_n(word, __ATOMIC_RELAXED);
   while (true) {
@@ -71,17 +76,17 @@ constexpr bool kInteger32or64 = std::is_integral_v<T> && (sizeof(T) == 4 || size
   template <class T>                                                                             \
   SIMT_ATOMIC T name(T* p, typename ::simt::Exactly<T>::Type value) {                            \
     static_assert(allowed, #name " does not exist for this type on a GPU");                      \
-    ::simt::atomic_happens(p, sizeof(T), false, __builtin_return_address(0));                    \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
     return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
   }                                                                                              \
   template <class T>                                                                             \
   SIMT_ATOMIC T name##_block(T* p, typename ::simt::Exactly<T>::Type value) {                    \
-    ::simt::atomic_happens(p, sizeof(T), false, __builtin_return_address(0));                    \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
     return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
   }                                                                                              \
   template <class T>                                                                             \
   SIMT_ATOMIC T name##_system(T* p, typename ::simt::Exactly<T>::Type value) {                   \
-    ::simt::atomic_happens(p, sizeof(T), false, __builtin_return_address(0));                    \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
     return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
   }
 
@@ -108,7 +113,8 @@ SIMT_ATOMIC T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
                     ::simt::kOneOf<T, int>,
                 "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
   using Word = typename ::simt::WordOf<sizeof(T)>::Type;
-  ::simt::atomic_happens(p, sizeof(T), false, __builtin_return_address(0));
+  ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));
+  ::simt::InAtomic guard;
   Word old = ::simt::bits<Word>(expected);
   __atomic_compare_exchange_n(reinterpret_cast<Word*>(p), &old, ::simt::bits<Word>(desired), false,
                               __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
