@@ -1,0 +1,191 @@
+// 9_register_banks.cu: 128 elements a thread, in an order that spares the registers' banks
+// Before : rung 8 issues 4 shared loads for 64 multiply-adds. And a register file has 2 banks: a
+//          multiply-add reads 3 registers, so it waits a cycle unless one is still at hand
+// Idea   : 8 x 16 elements a thread need 6 loads for 128 multiply-adds; walk them to and fro, column
+//          by column, so that each shares an operand with the one before. A is transposed on its
+//          way in, 4 bytes at a time, which also lets both operands have any strides
+// Cost   : 2·M·N·K operations                                               Legal: everything
+// Result : not measured yet
+// Try    : walk row by row, or always downward; predict first
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+constexpr int BM = 128, BN = 128, BK = 8;
+constexpr int WM = 64, WN = 64;
+constexpr int LANES_M = 8, LANES_N = 4;
+constexpr int TM = WM / LANES_M, TN = WN / LANES_N;  // 8 x 16, in pieces of 4 x 4
+constexpr int THREADS = (BM / WM) * (BN / WN) * 32;  // 128, and two blocks an SM
+constexpr int STAGES = 4;
+constexpr int BAND = 8;        // rows of tiles that are worked on together: they share L2
+constexpr int PITCH = BM + 4;  // of a tile's rows, so that a column spreads over the banks
+static_assert(BM == BN, "both tiles are BK x 128");
+
+// An operand seen as rows along M or N, one row for each step of K: the element of step p and column
+// j is at[p * step + j * next].
+struct Operand {
+  const float* at;
+  int64_t step, next;
+};
+// WIDE: aligned rows, copied 16 bytes at a time. ALONG_K: the steps of K are neighbours in memory.
+enum Access { WIDE, ALONG_K, ANY };
+
+// cp.async: starts to copy BYTES (4 or 16) from global to shared memory past the registers, or to
+// write zeros. Before sm_80, and on the CPU machine, an ordinary copy stands for it.
+template <int BYTES>
+__device__ void cp_async(float* to, const float* from, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
+               "n"(BYTES), "r"(inside ? BYTES : 0));
+#else
+  for (int e = 0; e < BYTES / 4; ++e) to[e] = inside ? from[e] : 0;
+#endif
+}
+__device__ void cp_async_commit() {  // what was asked for since the last commit is one group
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+template <int PENDING>
+__device__ void cp_async_wait() {  // until all groups of this thread but the latest PENDING arrived
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// Starts to copy the BK x 128 tile that begins at from.at. Zeros stand for what lies beyond the
+// `depth` x `cols` elements that are there. Neighbouring threads read neighbours in memory.
+template <Access ACCESS>
+__device__ void load_tile(float* tile, Operand from, int depth, int cols) {
+  constexpr int WIDTH = ACCESS == WIDE ? 4 : 1;
+  const unsigned t = threadIdx.x;
+  const bool along_k = ACCESS == ALONG_K || (ACCESS == ANY && from.step == 1);
+  const int p = along_k ? t % BK : t / (BN / WIDTH);
+  const int j = along_k ? t / BK : t % (BN / WIDTH) * WIDTH;
+  const int dp = along_k ? 0 : THREADS * WIDTH / BN, dj = along_k ? THREADS / BK : 0;
+  const float* source = from.at + p * from.step + j * from.next;
+  const int64_t stride = dp * from.step + dj * from.next;
+  float* to = tile + p * PITCH + j;
+#pragma unroll
+  for (int u = 0; u < BK * BN / (THREADS * WIDTH); ++u, source += stride) {
+    cp_async<4 * WIDTH>(to + u * (dp * PITCH + dj), source,
+                        p + u * dp < depth && j + u * dj < cols);
+  }
+}
+
+template <Access A, Access B>
+__global__ void __launch_bounds__(THREADS, 2)
+    matmul_kernel(Operand a, Operand b, float* c, int64_t m, int64_t n, int64_t k) {
+  __shared__ alignas(16) float a_tile[STAGES][BK * PITCH];
+  __shared__ alignas(16) float b_tile[STAGES][BK * PITCH];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Tiles are numbered band by band, and within a band column by column.
+  const int64_t tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
+  const int64_t band = blockIdx.x / (BAND * tiles_n), in_band = blockIdx.x % (BAND * tiles_n);
+  const int64_t height = min(int64_t{BAND}, tiles_m - band * BAND);
+  const int64_t i0 = (band * BAND + in_band % height) * BM;
+  const int64_t j0 = in_band / height * BN;
+  // Shared memory serves 16-byte loads to 8 lanes at a time, but to 16 if lanes l and l ^ 1, or l and
+  // l ^ 2, want the same. So bit 0 of the lane moves only the row, and bit 1 only the column.
+  const int row = warp / (BN / WN) * WM + ((lane & 1) | (lane >> 2 & 6)) * 4;
+  const int col = warp % (BN / WN) * WN + (lane >> 1 & 3) * 4;
+
+  a.at += i0 * a.next;
+  b.at += j0 * b.next;
+  int64_t left = k;  // steps of K that have not been asked for
+  const int rows = static_cast<int>(min(m - i0, int64_t{BM}));
+  const int cols = static_cast<int>(min(n - j0, int64_t{BN}));
+  auto load = [&](int stage) {
+    const int depth = static_cast<int>(min(left, int64_t{BK}));
+    load_tile<A>(a_tile[stage], a, depth, rows);
+    load_tile<B>(b_tile[stage], b, depth, cols);
+    cp_async_commit();
+    a.at += BK * a.step;
+    b.at += BK * b.step;
+    left -= BK;
+  };
+
+  float sum[TM][TN] = {};
+  for (int s = 0; s < STAGES - 1; ++s) load(s);
+  int stage = 0, next = STAGES - 1;
+  for (int64_t p0 = 0; p0 < k; p0 += BK) {
+    cp_async_wait<STAGES - 2>();  // all but the latest groups: this stage has arrived
+    __syncthreads();
+    load(next);  // zeros beyond k
+    const float* a_rows = a_tile[stage] + row;
+    const float* b_rows = b_tile[stage] + col;
+#pragma unroll
+    for (int p = 0; p < BK; ++p) {
+      alignas(16) float from_a[TM], from_b[TN];
+#pragma unroll
+      for (int i = 0; i < TM; i += 4) {
+        *reinterpret_cast<float4*>(&from_a[i]) =
+            *reinterpret_cast<const float4*>(a_rows + p * PITCH + i * LANES_M);
+      }
+#pragma unroll
+      for (int j = 0; j < TN; j += 4) {
+        *reinterpret_cast<float4*>(&from_b[j]) =
+            *reinterpret_cast<const float4*>(b_rows + p * PITCH + j * LANES_N);
+      }
+#pragma unroll
+      for (int j = 0; j < TN; ++j) {
+#pragma unroll
+        for (int u = 0; u < TM; ++u) {
+          const int i = j % 2 == 0 ? u : TM - 1 - u;  // down one column, up the next
+          sum[i][j] += from_a[i] * from_b[j];
+        }
+      }
+    }
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    next = next + 1 == STAGES ? 0 : next + 1;
+  }
+#pragma unroll
+  for (int i = 0; i < TM; ++i) {
+    const int64_t ci = i0 + row + i / 4 * 4 * LANES_M + i % 4;
+#pragma unroll
+    for (int j = 0; j < TN; j += 4) {
+      const int64_t cj = j0 + col + j * LANES_N;
+      float* to = c + ci * n + cj;
+      if (B != ANY && n % 4 == 0 && ci < m && cj < n) {
+        *reinterpret_cast<float4*>(to) =
+            float4{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
+      } else if (ci < m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (cj + e < n) to[e] = sum[i][j + e];
+        }
+      }
+    }
+  }
+}
+
+Access access(Operand x, int64_t length) {
+  const bool aligned = reinterpret_cast<uintptr_t>(x.at) % 16 == 0;
+  if (x.next == 1 && x.step % 4 == 0 && length % 4 == 0 && aligned) return WIDE;
+  return x.step == 1 ? ALONG_K : ANY;
+}
+
+extern "C" cudaError_t matmul_launch(const float* a, const float* b, float* c, int64_t m, int64_t n,
+                                     int64_t k, int64_t a_row, int64_t a_col, int64_t b_row,
+                                     int64_t b_col, cudaStream_t stream) {
+  const int64_t blocks = ((m + BM - 1) / BM) * ((n + BN - 1) / BN);
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const auto grid = static_cast<unsigned>(blocks);
+  const Operand x = {a, a_col, a_row}, y = {b, b_row, b_col};
+  const Access of_a = access(x, m), of_b = access(y, n);
+  const bool aligned = reinterpret_cast<uintptr_t>(c) % 16 == 0;
+  if (aligned && of_a == ALONG_K && of_b == WIDE) {  // both row-major
+    matmul_kernel<ALONG_K, WIDE><<<grid, THREADS, 0, stream>>>(x, y, c, m, n, k);
+  } else if (aligned && of_a == ALONG_K && of_b == ALONG_K) {  // B transposed
+    matmul_kernel<ALONG_K, ALONG_K><<<grid, THREADS, 0, stream>>>(x, y, c, m, n, k);
+  } else if (aligned && of_a == WIDE && of_b == WIDE) {  // A transposed
+    matmul_kernel<WIDE, WIDE><<<grid, THREADS, 0, stream>>>(x, y, c, m, n, k);
+  } else if (aligned && of_a == WIDE && of_b == ALONG_K) {  // both
+    matmul_kernel<WIDE, ALONG_K><<<grid, THREADS, 0, stream>>>(x, y, c, m, n, k);
+  } else {
+    matmul_kernel<ANY, ANY><<<grid, THREADS, 0, stream>>>(x, y, c, m, n, k);
+  }
+  return cudaGetLastError();
+}
