@@ -60,8 +60,7 @@ class _Child:
     def end(self) -> int:
         """Make sure that it is gone; its exit status."""
         self.pipe.close()
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         return self.process.wait()
 
     def printed(self) -> str:
@@ -122,8 +121,9 @@ def call(function: str, arguments: Sequence, limit: float):
             if kind == "failed":
                 raise Failed(value)
             return value
-    except (EOFError, OSError):
-        pass  # it is gone
+    except (EOFError, OSError):  # it is gone, or about to be: its own status tells why
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(5)
     except KeyboardInterrupt:
         stop()
         raise

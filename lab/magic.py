@@ -14,9 +14,7 @@ from lab.pictures import picture_of_errors
 from lab.sanitizer import Finding
 from lab.table import Table
 
-THREADS = (
-    256  # a block, to state an occupancy: the launch decides, and the compiler does not see it
-)
+THREADS = 256  # a block, to state an occupancy; what it will be, only the launch decides
 
 
 def kernel(line: str, cell: str) -> None:
