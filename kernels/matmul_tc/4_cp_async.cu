@@ -1,8 +1,7 @@
 // 4_cp_async.cu: three stages in flight; any shape, any strides
 // Before : rung 3 waits for its loads, then computes, then waits again
-// Idea   : cp.async fills two stages while the third is multiplied. Operands whose rows run along M
-// or
-//          N instead of K keep their layout in shared memory, and ldmatrix transposes on request
+// Idea   : cp.async fills two stages while the third is multiplied. Operands whose rows run along
+//          M or N instead of K keep their layout in shared memory: ldmatrix transposes on request
 // Cost   : 2·M·N·K operations    Legal: everything; float16 from sm_75, bfloat16 from sm_80
 // Result : not measured yet
 // Try    : STAGES 3 → 2; predict first

@@ -1,10 +1,8 @@
 // 5_wgmma_tma.cu: Hopper's own units: TMA copies whole tiles, wgmma multiplies from shared memory
 // Before : in rung 4 every thread computes addresses, copies 16 bytes at a time, and loads
-// fragments
-//          into registers; mma.sync reaches about two thirds of a Hopper Tensor Core
+//          fragments into registers; mma.sync gets about two thirds out of a Hopper Tensor Core
 // Idea   : one thread asks TMA for the tiles, four warps together issue wgmma, which reads them
-// where
-//          they lie. Other blocks on the SM work while this one waits
+//          where they lie. Other blocks on the SM work while this one waits
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
 //          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N even;
 //          pointers aligned to 16 bytes

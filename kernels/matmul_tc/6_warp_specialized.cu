@@ -1,7 +1,6 @@
 // 6_warp_specialized.cu: one warp loads, two warpgroups multiply, and mbarriers join them
-// Before : in rung 5 a block that waits for its tiles does nothing else, and each tile of A meets
-// 256
-//          columns of B only once for 64 rows
+// Before : in rung 5 a block that waits for its tiles does nothing else, and a tile of B is loaded
+//          again for every 64 rows
 // Idea   : a producer keeps STAGES buffers full and consumers empty them; each buffer has a barrier
 //          that says full and one that says empty. The consumers take the producer's registers
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least

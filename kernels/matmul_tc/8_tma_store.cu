@@ -1,8 +1,7 @@
 // 8_tma_store.cu: results leave through shared memory and TMA, while the next tile arrives
-// Before : in rung 7 a warp writes 16 bytes to each of 8 rows at a time: half of every 32-byte
-// sector Idea   : stmatrix puts 64 x 64 results into shared memory, and one thread hands them to
-// TMA, which
-//          writes whole lines and clips at the edges; two buffers, so that nobody waits
+// Before : in rung 7 a warp writes 16 bytes to each of 8 rows at once: half of each 32-byte sector
+// Idea   : stmatrix puts 64 x 64 results into shared memory, and one thread hands them to TMA,
+//          which writes whole lines and clips at the edges; two buffers, so that nobody waits
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
 //          Legal: sm_90a; each operand has one unit stride, the other a multiple of 8; N a multiple
 //          of 8; pointers aligned to 16 bytes
