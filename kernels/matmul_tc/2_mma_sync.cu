@@ -25,8 +25,8 @@ __device__ int place(int i, int j) {
   return i * COLS + j;
 }
 
-// Copies the ROWS x COLS tile that begins at `from`; zeros stand for what lies beyond `rows` x
-// `cols`.
+// Copies the ROWS x COLS tile that begins at `from`. Zeros stand for what lies beyond `rows` x `cols`
+// elements.
 template <int ROWS, int COLS, typename T>
 __device__ void load_tile(T* tile, const T* from, int64_t row_stride, int rows, int cols) {
 #pragma unroll

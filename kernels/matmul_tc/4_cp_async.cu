@@ -57,8 +57,7 @@ __device__ void cp_async_wait() {  // until all groups of this thread but the la
 }
 
 // Starts to copy the ROWS x COLS tile that begins at from.at; zeros stand for what lies beyond
-// `rows` x `cols`. WIDE: 16 bytes at a time of aligned rows; else single elements, as they lie in
-// memory.
+// `rows` x `cols`. WIDE: aligned rows, 16 bytes at a time; else single elements, as they lie.
 template <int ROWS, int COLS, bool WIDE, typename T>
 __device__ void load_tile(T* tile, Matrix<T> from, int rows, int cols) {
   const unsigned t = threadIdx.x;
@@ -131,8 +130,7 @@ __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 #endif
 }
 
-// A_ROWS: A's tile is kept in rows along K, else along M. B_ROWS: B's in rows along N, else along
-// K.
+// A_ROWS: A's tile is kept in rows along K, else M. B_ROWS: B's tile in rows along N, else K.
 template <typename T, bool A_ROWS, bool B_ROWS, bool WIDE>
 __global__ void __launch_bounds__(THREADS, 2)
     matmul_kernel(Matrix<T> a, Matrix<T> b, T* c, int64_t m, int64_t n, int64_t k) {
@@ -171,8 +169,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     cp_async_wait<STAGES - 2>();
     __syncthreads();
     load(next);
-    // The lanes of one half of a quarter name rows of one matrix, and its quarters go in this
-    // order:
+    // The row and column of a 16 x 16 piece that this lane names to ldmatrix: 8 lanes for each of
+    // its quarters, which come in this order
     const int low = lane % 16, high = lane / 16 * 8;  // down, then right
     const int turned_low = lane % 8 + lane / 16 * 8, turned_high = lane / 8 % 2 * 8;  // right first
 #pragma unroll
