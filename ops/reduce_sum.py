@@ -88,7 +88,9 @@ def cases() -> list[Case]:
     wanted += [((4, 6, 5, 8), 2, "contiguous"), ((33, 100), 1, "misaligned")]
     wanted += [((100, 40), 0, "misaligned"), ((64, 48), 0, "transposed")]
     wanted += [((20, 30), 1, "nonfinite")]
-    found = [_case(*one, dtype) for dtype in FLOATS for one in wanted]
+    found = [_case(*one, torch.float32) for one in wanted]
+    for i, dtype in enumerate(FLOATS[1:]):  # which share the cases out
+        found += [_case(*one, dtype) for one in wanted[i::3]]
     found.append(_case(((1 << 31) + 512,), None, "contiguous", torch.float16))  # 32-bit indices
     found.append(_case((1 << 16, (1 << 15) + 8), 0, "contiguous", torch.float16))
     return found

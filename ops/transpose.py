@@ -69,7 +69,9 @@ def cases() -> list[Case]:
     wanted = [(shape, "contiguous") for shape in shapes]
     wanted += [((64, 64), "misaligned"), ((64, 48), "transposed"), ((64, 48), "strided")]
     wanted += [((64, 48), "expanded"), ((20, 30), "nonfinite")]
-    found = [_case(*one, dtype) for dtype in FLOATS for one in wanted]
+    found = [_case(*one, torch.float32) for one in wanted]
+    for i, dtype in enumerate(FLOATS[1:]):  # which share the cases out
+        found += [_case(*one, dtype) for one in wanted[i::3]]
     found += [_case(shape, "contiguous", torch.int8) for shape in shapes]
     found.append(_case((1 << 16, (1 << 15) + 16), "contiguous", torch.int8))  # past 32-bit indices
     found.append(_case((65536, 5, 9), "contiguous", torch.float16))  # past a grid's z

@@ -1,7 +1,6 @@
 // 3_adjacent.cu: the threads that work are neighbours
-// Before : in rung 2 the working threads are spread over all warps, and their accesses over few
-// banks Idea   : halve from the other side: the first 128 threads add the upper half, then 64, …;
-// whole
+// Before : in rung 2 the working threads are spread over all warps, their accesses over few banks
+// Idea   : halve from the other side: the first 128 threads add the upper half, then 64, …; whole
 //          warps fall silent, and neighbours read neighbouring banks
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
 // Result : not measured yet

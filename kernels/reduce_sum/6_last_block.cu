@@ -1,9 +1,7 @@
 // 6_last_block.cu: the block that finishes last adds up the others, in order
-// Before : the atomic additions of rung 5 come in any order, so float sums differ from run to run;
-// and
-//          a second kernel has to wait for the first
-// Idea   : each block leaves its sum and takes a ticket; who draws the last one adds all sums,
-// always
+// Before : the atomic additions of rung 5 come in any order, so totals may differ from run to run,
+//          and a second kernel has to wait for the first
+// Idea   : each block leaves its sum and takes a ticket; who draws the last one adds all sums, always
 //          in the same order: the same bits each time
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, any n
 // Result : not measured yet
