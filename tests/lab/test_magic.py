@@ -66,7 +66,8 @@ def test_a_cell_is_a_rung(tmp_path, fresh):
     assert "[-+-]" in diff and "{+-+}" in diff
     assert re.search(r"compiled mine\.cpp; from the cache: mine\.cu", binding)
     assert shown.startswith("%%kernel vector_add/mine\n   1  // %%kernel vector_add/mine\n")
-    assert any("<caption" in out.get("data", {}).get("text/html", "") for out in cells[0].outputs)
+    shown = [out.get("data", {}).get("text/html", "") for out in cells[0].outputs]
+    assert any("vector_add/mine: " in html and html.startswith("<") for html in shown)
     status = subprocess.run(["git", "status", "--short"], cwd=ROOT, capture_output=True, text=True)
     assert "mine" not in status.stdout and not list(tmp_path.iterdir())
 
