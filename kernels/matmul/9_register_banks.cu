@@ -6,7 +6,7 @@
 //          way in, 4 bytes at a time, which also lets both operands have any strides
 // Cost   : 2·M·N·K operations                                               Legal: everything
 // Result : not measured yet
-// Try    : walk row by row, or always downward; predict first
+// Try    : walk row by row; then look for .reuse in `cuobjdump --dump-sass`; predict first
 
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
 // 9_cluster.cu: two blocks share the tile of B that both need
-// Before : in rung 8 every block reads its own copy of B's tile from L2, which is nearly as busy as
-//          the Tensor Cores
+// Before : in rung 8 two blocks that work on the same columns read the same tile of B from L2, each
+//          for itself. Does that cost time? Predict first; on an H200 the answer is: hardly any
 // Idea   : a cluster of two blocks, one above the other, needs one tile of B; each loads half of it
 //          and TMA multicasts it to both. A stage is free when the consumers of both have read it
 // Cost   : 2·M·N·K operations; 2·(M·K + K·N + M·N) bytes at least
