@@ -31,6 +31,7 @@ test: $(READY)
 
 bench: $(READY)
 	$(RUN) tests/bench_loader.py
+	$(RUN) -m lab.collect
 
 notebooks: $(READY)
 	$(RUN) -m lab.notebooks

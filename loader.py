@@ -152,7 +152,8 @@ def _ladders() -> dict[str, list[Path]]:
     return ladders
 
 
-def _find_rung(op: str, rung: str | int | os.PathLike | None) -> Path:
+def find_rung(op: str, rung: str | int | os.PathLike | None) -> Path:
+    """The kernel file of a rung, named as for ``load()``. LookupError: there is none."""
     if str(rung).endswith(".cu"):
         if not Path(rung).is_file():
             raise LookupError(f"there is no kernel file {rung}")
@@ -165,7 +166,8 @@ def _find_rung(op: str, rung: str | int | os.PathLike | None) -> Path:
     return files[-1] if rung is None else _pick(f"{op} has no rung", str(rung), names)
 
 
-def _find_binding(op: str) -> Path:
+def find_binding(op: str) -> Path:
+    """The C++ file of an operator. LookupError: there is none."""
     path = (ROOT / "bindings" if (ROOT / "kernels").is_dir() else ROOT) / f"{op}.cpp"
     if not path.is_file():
         raise LookupError(f"{op} has no binding: write {path}")
@@ -191,7 +193,7 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     cxx, home, arch, attach = _cxx(), None, "", None
     tools = {"sources": [], "include_paths": [], "cflags": [], "ldflags": [], "identity": ""}
     if backend == "cuda":
-        home, arch = _cuda_home(), _arch_list()
+        home, arch = cuda_home(), _arch_list()
         tools["kernel_compiler"] = [f"{home}/bin/nvcc", "-ccbin", cxx]
     elif backend != "simt":
         raise ValueError(f"backend must be 'cuda', 'simt' or None, got {backend!r}")
@@ -248,7 +250,8 @@ def _toolkits() -> list[tuple[Path, str, str, str]]:
     return list(found.values())
 
 
-def _cuda_home() -> Path:
+def cuda_home() -> Path:
+    """The CUDA toolkit that builds. ToolchainError: none here fits torch."""
     version = torch.version.cuda
     if version is None:
         raise ToolchainError(
@@ -555,8 +558,8 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
         raise ValueError(f"op must be a name that Python accepts, got {op!r}")
     if any("arch" in flag or "gencode" in flag for flag in flags):
         raise ValueError(f"set TORCH_CUDA_ARCH_LIST; flags cannot name an architecture: {flags}")
-    kernel = _find_rung(op, rung)
-    wrapper = Path(binding).resolve() if binding else _find_binding(op)
+    kernel = find_rung(op, rung)
+    wrapper = Path(binding).resolve() if binding else find_binding(op)
     tools = _toolchain(backend, check, flags)
     sources, compiled, built = [wrapper, kernel, *map(Path, tools.sources)], set(), False
     lock = cache_folder() / "locks" / _hash(tools.key, op, wrapper, kernel)
@@ -628,7 +631,7 @@ def doctor() -> bool:
         ("gpu", lambda: torch.cuda.get_device_name() if gpu else "none that torch can use"),
         ("g++", lambda: _output(_cxx(), "--version").partition("\n")[0]),
         ("ninja", lambda: f"{_ninja()} {_output(_ninja(), '--version')}"),
-        ("nvcc", lambda: f"{_cuda_home()}/bin/nvcc, for {_arch_list()}"),
+        ("nvcc", lambda: f"{cuda_home()}/bin/nvcc, for {_arch_list()}"),
         ("cache", lambda: f"{cache_folder()}"),
         ("backend", lambda: f"{backend}, toolchain {_toolchain(backend, False, ()).key}"),
     ):

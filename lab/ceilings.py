@@ -37,7 +37,7 @@ def ceilings(fresh: bool = False) -> dict[str, float]:
     key = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     if fresh or key not in known:
         known[key] = _measure()
-        loader._write(file, json.dumps(known, indent=1))
+        file.write_text(json.dumps(known, indent=1))
     return known[key]
 
 

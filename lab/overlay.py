@@ -54,9 +54,9 @@ def find(op: str, rung: str | int | os.PathLike | None = None) -> Files:
     """The files of a rung: its name, number or idea, a ``.cu`` path, or the name of a cell."""
     kernel, binding = (_cells.get((op, str(rung), layer)) for layer in ("kernel", "binding"))
     if binding and not kernel:  # a cell that replaces layer 2 only
-        kernel = loader._find_rung(op, None)
+        kernel = loader.find_rung(op, None)
     elif not kernel:
-        kernel = loader._find_rung(op, rung)
+        kernel = loader.find_rung(op, rung)
         return Files(kernel.stem, kernel, None)
     return Files(str(rung), kernel, binding)
 

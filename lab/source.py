@@ -133,7 +133,7 @@ def diff(op: str, a: str | int | os.PathLike, b: str | int | os.PathLike) -> Dif
 
 def _path(op: str, rung: str | int | os.PathLike | None) -> Path:
     if rung == "binding":
-        return loader._find_binding(op)
+        return loader.find_binding(op)
     files = find(op, rung)
     replaced = rung is not None and str(rung) == files.name and files.binding
     return files.binding if replaced and files.kernel.stem != files.name else files.kernel

@@ -65,7 +65,7 @@ def main() -> None:
     import loader
 
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", loader._arch_list())
-    toolkit = loader._cuda_home()
+    toolkit = loader.cuda_home()
     os.environ["CUDA_HOME"] = str(toolkit)
     from torch.utils import cpp_extension
 

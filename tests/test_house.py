@@ -12,7 +12,7 @@ from conftest import ROOT
 
 import loader
 
-RUNGS = [path for op in loader.ops() for path in loader._ladders()[op]]
+RUNGS = [loader.find_rung(op, rung) for op in loader.ops() for rung in loader.rungs(op)]
 BINDINGS = sorted((ROOT / "bindings").glob("*.cpp"))
 
 
@@ -75,7 +75,7 @@ def test_declarations_and_definitions_are_the_same(op):
     """With extern "C" the linker compares names only: other parameters would be read as garbage."""
     declared = launchers((ROOT / "bindings" / f"{op}.cpp").read_text())
     assert declared
-    for path in loader._ladders()[op]:
+    for path in (loader.find_rung(op, rung) for rung in loader.rungs(op)):
         for launcher, types in launchers(path.read_text()).items():
             assert types == declared.get(launcher, types), f"{name(path)}: {launcher}"
 

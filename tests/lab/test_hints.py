@@ -79,16 +79,16 @@ def compile(tmp_path, source, name="mine.cu", arch="sm_90a"):
     """The messages of a compiler, and the file."""
     file = tmp_path / name
     file.write_text(source)
-    command = ["g++", "-c", "-I", str(loader._cuda_home() / "include")]
+    command = ["g++", "-c", "-I", str(loader.cuda_home() / "include")]
     if name.endswith(".cu"):
-        command = [str(loader._cuda_home() / "bin" / "nvcc"), f"-arch={arch}", "-c"]
+        command = [str(loader.cuda_home() / "bin" / "nvcc"), f"-arch={arch}", "-c"]
     command += [str(file), "-o", str(tmp_path / "out.o")]
     done = subprocess.run(command, capture_output=True, text=True)
     return messages(done.stdout + done.stderr)
 
 
 try:
-    loader._cuda_home()
+    loader.cuda_home()
 except loader.ToolchainError as error:
     pytestmark = pytest.mark.skip(reason=f"needs nvcc: {error}")
 seen = set()  # the hints that a real compiler called for
