@@ -75,6 +75,7 @@ class BenchReport:
     machine: dict[str, str]
     ceilings: dict[str, float]
     rows: list[Row] = field(default_factory=list)
+    measured_again: bool = False  # the ceilings
 
     def cases(self) -> list[str]:
         return list(dict.fromkeys(row.case for row in self.rows))
@@ -273,6 +274,9 @@ def _row(
     name = _ceiling(cost, dtype, written < READ_ONLY * read, report.ceilings)
     work = cost.flops if name.startswith("matmul") else cost.bytes
     share = work / timing.median / report.ceilings[name]
+    if beyond and share > MARGIN[name.split()[0]] and not report.measured_again:
+        _measure_ceilings_again(report)
+        share = work / timing.median / report.ceilings[name]
     problem = ""
     if wrong and is_rung:
         problem = f"wrong after timing: {wrong}"
@@ -285,6 +289,14 @@ def _row(
         case.name, arm, is_rung, timing.median, timing.low, timing.high, timing.call, cost.bytes,
         cost.flops, name, share if beyond else None, max(e for e, _ in compared), problem,
     )  # fmt: skip
+
+
+def _measure_ceilings_again(report: BenchReport) -> None:
+    """The GPU may have been busy when they were measured, and they are kept from then on."""
+    before, report.ceilings, report.measured_again = report.ceilings, ceilings(fresh=True), True
+    for row in report.rows:
+        if row.share is not None:
+            row.share *= before[row.ceiling] / report.ceilings[row.ceiling]
 
 
 def _ceiling(cost, dtype: torch.dtype, read_only: bool, known: dict[str, float]) -> str:

@@ -5,7 +5,11 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : sm_90 and newer, cols·sizeof(T) a multiple of 16, cols ≤ 262144 (float64: 131072),
 //          pointers on 16 bytes
-// Result : not measured yet
+// Result : 0.76 of copy bandwidth, 1.0x eager (H200, 32768x4096 float32, CUDA 13.0);
+//          0.52, 0.8x eager (32768x4096 bfloat16); 0.07, 0.3x eager (65536x128 float32);
+//          0.04, 0.2x eager (65536x128 bfloat16); 0.70, 1.2x eager (4096x65536 float32);
+//          0.49, 0.9x eager (4096x65536 bfloat16); 0.63, 1.2x eager (1024x262144 float32);
+//          0.45, 1.2x eager (1024x262144 bfloat16)
 // Try    : MAX_BLOCK 512 → 1024 (half as many blocks a cluster); predict first
 
 #include <cooperative_groups.h>

@@ -2,10 +2,15 @@
 // Before : rungs 4 and 5 refuse odd row lengths, and give a row of 64 values a whole warp
 // Idea   : one kernel whose rows are spread over a few lanes, a warp, a block or a cluster, chosen
 //          by row length; up to 15 values before and after the 16-byte packs go one by one
-// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4); rows over 262144 values (float64:
-//          131072) are read twice
+// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Read twice: rows over 262144 values
+//          (float64: 131072), odd or misaligned rows over 16384 (8192)
 // Legal  : everything
-// Result : not measured yet
+// Result : 0.96 of copy bandwidth, 1.3x eager (H200, 32768x4096 float32, CUDA 13.0);
+//          0.61, 1.0x eager (32768x4096 bfloat16); 0.92, 4.3x eager (65536x128 float32);
+//          0.64, 3.8x eager (65536x128 bfloat16); 0.61, 1.0x eager (4096x65536 float32);
+//          0.41, 0.8x eager (4096x65536 bfloat16); 0.55, 1.0x eager (1024x262144 float32);
+//          0.38, 1.0x eager (1024x262144 bfloat16); 0.87, 2.5x eager (32768x4099 float32);
+//          0.50, 2.5x eager (32768x4099 bfloat16)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cooperative_groups.h>
@@ -16,7 +21,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
@@ -33,15 +37,6 @@ template <typename T>
 struct alignas(16) Pack {
   T at[N<T>];
 };
-
-// Reads past L1, which is left to weight and bias: all rows need those, and x only one.
-template <typename T>
-__device__ Pack<T> load_once(const T* from) {
-  const int4 bits = __ldcg(reinterpret_cast<const int4*>(from));
-  Pack<T> pack;
-  memcpy(&pack, &bits, 16);
-  return pack;
-}
 
 template <typename T>
 __device__ Pack<T> load(const T* from, bool aligned) {
@@ -100,13 +95,26 @@ __device__ Part<W> join_block(Part<W> part, int width) {
   return part;
 }
 
-// A block is blockDim.x threads along a row, times blockDim.y rows. With CLUSTER, the blocks of a
-// cluster share one row.
-template <typename T, typename W, int REGISTERS, bool CLUSTER>
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <typename W>
+__device__ Part<W> join_cluster(Part<W> part, cooperative_groups::cluster_group cluster) {
+  __shared__ Part<W> blocks[MAX_CLUSTER];
+  const int size = cluster.num_blocks(), lane = threadIdx.x % 32;
+  cluster.barrier_wait();  // all blocks of the cluster run
+  if (static_cast<int>(threadIdx.x) < size) {
+    *cluster.map_shared_rank(&blocks[cluster.block_rank()], threadIdx.x) = part;
+  }
+  cluster.sync();  // all have written to all
+  return join_lanes(lane < size ? blocks[lane] : Part<W>{0, 0, 0}, 32);
+}
+#endif
+
+// Rungs 4 and 5: rows on 16-byte boundaries, and long enough for whole warps.
+template <typename T, typename W, bool CLUSTER>
 __global__ void __launch_bounds__(MAX_BLOCK)
-    keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-             W* mean_out, W* rstd_out, int64_t rows, int64_t cols, W eps) {
-  constexpr int VALUES = REGISTERS * 4 / sizeof(W), PACKS = VALUES / N<T>;
+    keep_aligned_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+                     W* mean_out, W* rstd_out, int cols, W eps) {
+  constexpr int VALUES = LONG * 4 / sizeof(W), PACKS = VALUES / N<T>;
   int size = 1, rank = 0;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
   const auto cluster = cooperative_groups::this_cluster();
@@ -116,8 +124,79 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     rank = cluster.block_rank();
   }
 #endif
-  const int t = rank * blockDim.x + threadIdx.x, threads = size * blockDim.x;
-  const int64_t row = int64_t{blockIdx.x / size} * blockDim.y + threadIdx.y, first = row * cols;
+  const int packs = cols / N<T>;
+  const int t = rank * blockDim.x + threadIdx.x, threads = size * blockDim.x;  // in the cluster
+  const int64_t row = blockIdx.x / size, first = row * packs;
+
+  Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) pack[p] = reinterpret_cast<const Pack<T>*>(x)[first + i];
+  }
+  if (residual != nullptr) {
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+      const int i = p * threads + t;
+      if (i < packs) {
+        const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual)[first + i];
+#pragma unroll
+        for (int k = 0; k < N<T>; ++k) {
+          pack[p].at[k] = add(pack[p].at[k], more.at[k]);
+        }
+        reinterpret_cast<Pack<T>*>(sum)[first + i] = pack[p];
+      }
+    }
+  }
+  W value[VALUES];
+  Part<W> part = {0, 0, 0};
+#pragma unroll
+  for (int k = 0; k < VALUES; ++k) {
+    const bool inside = k / N<T> * threads + t < packs;
+    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : 0;
+    part.count += inside;
+    part.mean += value[k];
+  }
+  if (part.count > 0) part.mean /= part.count;
+#pragma unroll
+  for (int k = 0; k < VALUES; ++k) {
+    const bool inside = k / N<T> * threads + t < packs;
+    if (inside) part.m2 += (value[k] - part.mean) * (value[k] - part.mean);
+  }
+  part = join_block(part, blockDim.x);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER) part = join_cluster(part, cluster);
+#endif
+  const W rstd = 1 / sqrt(part.m2 / cols + eps);
+
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) {
+      const Pack<T> w = reinterpret_cast<const Pack<T>*>(weight)[i];
+      const Pack<T> b = reinterpret_cast<const Pack<T>*>(bias)[i];
+#pragma unroll
+      for (int k = 0; k < N<T>; ++k) {
+        const W normal = (value[p * N<T> + k] - part.mean) * rstd;
+        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
+      }
+      reinterpret_cast<Pack<T>*>(out)[first + i] = pack[p];
+    }
+  }
+  if (t == 0) {  // the gradient needs both
+    mean_out[row] = part.mean;
+    rstd_out[row] = rstd;
+  }
+}
+
+// All other rows: a block is blockDim.x threads along a row, times blockDim.y rows.
+template <typename T, typename W, int REGISTERS>
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
+    keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+             W* mean_out, W* rstd_out, int64_t rows, int64_t cols, W eps) {
+  constexpr int VALUES = REGISTERS * 4 / sizeof(W), PACKS = VALUES / N<T>;
+  const int t = threadIdx.x, threads = blockDim.x;
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, first = row * cols;
   const int length = row < rows ? static_cast<int>(cols) : 0;  // past the end: join, do no more
   // The row is: head · packs on 16-byte boundaries of x · tail. A thread keeps one of the singles.
   const int before = (16 - reinterpret_cast<uintptr_t>(x + first) % 16) % 16 / sizeof(T);
@@ -129,7 +208,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
 #pragma unroll
   for (int p = 0; p < PACKS; ++p) {
     const int i = p * threads + t;
-    if (i < packs) pack[p] = load_once(x + body + i * N<T>);
+    if (i < packs) pack[p] = load(x + body + i * N<T>, true);
   }
   T rest = t < singles ? x[first + single] : static_cast<T>(0.f);
   if (residual != nullptr) {
@@ -166,17 +245,6 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     part.m2 += distance * distance;
   }
   part = join_block(part, blockDim.x);
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if constexpr (CLUSTER) {
-    __shared__ Part<W> blocks[MAX_CLUSTER];
-    const int lane = threadIdx.x % 32;
-    cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size)
-      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
-    cluster.sync();  // all have written to all
-    part = join_lanes(lane < size ? blocks[lane] : Part<W>{0, 0, 0}, 32);
-  }
-#endif
   const W mean = part.mean, rstd = 1 / sqrt(part.m2 / cols + eps);
 
   const bool alike = on16(weight + head) && on16(bias + head);
@@ -242,14 +310,20 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   constexpr int SHORT_VALUES = SHORT * 4 / sizeof(W), VALUES = LONG * 4 / sizeof(W);
   const W eps = static_cast<W>(epsilon);
   const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(x) % 16 != 0;
-  if (cols <= 32 * VALUES) {         // a few lanes a row: 256 threads, several rows a block
-    int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail
+  uintptr_t bits = cols % N<T> * sizeof(T);
+  for (const T* pointer :
+       {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
+    bits |= reinterpret_cast<uintptr_t>(pointer);
+  }
+  const bool aligned = bits % 16 == 0 && cols >= 32 * VALUES;
+  if (cols <= 32 * VALUES && !aligned) {  // a few lanes a row: 256 threads, several rows a block
+    int lanes = odd ? 2 * N<T> : 1;       // enough for the singles of head and tail
     while (lanes < 32 && lanes * SHORT_VALUES < cols) lanes *= 2;
     const dim3 block(lanes, 256 / lanes);
     const int64_t grid = (rows + block.y - 1) / block.y;
     if (grid > INT32_MAX) return cudaErrorInvalidValue;
     const bool is_short = cols <= 32 * SHORT_VALUES;
-    const auto kernel = is_short ? keep_row<T, W, SHORT, false> : keep_row<T, W, LONG, false>;
+    const auto kernel = is_short ? keep_row<T, W, SHORT> : keep_row<T, W, LONG>;
     kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(x, residual, weight, bias, sum, out,
                                                               mean, rstd, rows, cols, eps);
     return cudaGetLastError();
@@ -260,9 +334,14 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   const auto block = static_cast<unsigned>(32 * ((cols + per_warp - 1) / per_warp));
   if (rows * std::min(size, MAX_CLUSTER) > INT32_MAX) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(rows);
+  if (size == 1 && aligned) {
+    keep_aligned_row<T, W, false><<<grid, block, 0, stream>>>(
+        x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols), eps);
+    return cudaGetLastError();
+  }
   if (size == 1) {
-    keep_row<T, W, LONG, false><<<grid, block, 0, stream>>>(x, residual, weight, bias, sum, out,
-                                                            mean, rstd, rows, cols, eps);
+    keep_row<T, W, LONG><<<grid, block, 0, stream>>>(x, residual, weight, bias, sum, out, mean,
+                                                     rstd, rows, cols, eps);
     return cudaGetLastError();
   }
   int device = 0, clusters = 0;
@@ -270,14 +349,11 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device);
   if (error != cudaSuccess) return error;
-  if (size > MAX_CLUSTER || !clusters) {
+  if (!aligned || size > MAX_CLUSTER || !clusters) {
     read_twice<<<grid, 1024, 0, stream>>>(x, residual, weight, bias, sum, out, mean, rstd, cols,
                                           eps);
     return cudaGetLastError();
   }
-  const auto kernel = keep_row<T, W, LONG, true>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
@@ -287,8 +363,11 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd, rows,
-                            cols, eps);
+  const auto kernel = keep_aligned_row<T, W, true>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (error != cudaSuccess) return error;  // 8 blocks are always granted, 16 on request
+  return cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd,
+                            static_cast<int>(cols), eps);
 }
 
 extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,

@@ -92,11 +92,24 @@ def benchmark_cost(x):
     ("share", "beyond", "problem"),
     [(0.97, True, ""), (1.05, True, ""), (1.3, True, "130% of the copy ceiling"), (9.0, False, "")],
 )
-def test_a_figure_over_its_ceiling_is_an_error(op, share, beyond, problem):
+def test_a_figure_over_its_ceiling_is_an_error(op, share, beyond, problem, monkeypatch):
+    monkeypatch.setattr(benchmark, "ceilings", lambda fresh: report().ceilings)
     case = type("Case", (), {"name": "float32 (1000,)"})
     got = benchmark._row(op, case, "1_x", believed(share), True, beyond, report())
     assert got.problem.startswith(problem) and bool(got.problem) == bool(problem)
     assert (got.share is None) == (not beyond)
+
+
+def test_ceilings_from_a_busy_gpu_are_measured_again(op, monkeypatch):
+    true = report().ceilings
+    found = report()
+    found.ceilings = {name: 0.8 * ceiling for name, ceiling in true.items()}
+    found.rows[0].share = 1.0
+    monkeypatch.setattr(benchmark, "ceilings", lambda fresh: true)
+    case = type("Case", (), {"name": "float32 (1000,)"})
+    got = benchmark._row(op, case, "1_x", believed(0.97), True, True, found)
+    assert got.problem == "" and got.share == pytest.approx(0.97)
+    assert found.rows[0].share == pytest.approx(0.8)
 
 
 def test_a_result_that_is_wrong_after_timing_is_an_error(op):
