@@ -5,11 +5,8 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : sm_90 and newer, cols·sizeof(T) a multiple of 16, cols ≤ 262144 (float64: 131072),
 //          pointers on 16 bytes
-// Result : 0.76 of copy bandwidth, 1.0x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.52, 0.8x eager (32768x4096 bfloat16); 0.07, 0.3x eager (65536x128 float32);
-//          0.04, 0.2x eager (65536x128 bfloat16); 0.70, 1.2x eager (4096x65536 float32);
-//          0.49, 0.9x eager (4096x65536 bfloat16); 0.63, 1.2x eager (1024x262144 float32);
-//          0.45, 1.2x eager (1024x262144 bfloat16)
+// Result : 4096x65536 0.70 of copy bandwidth, 1.2x eager (bfloat16 0.49, 0.9x), 1024x262144 0.63,
+//          1.2x (0.45, 1.2x); a cluster does not pay at 4096 values, 0.76 (H200, CUDA 13.0)
 // Try    : MAX_BLOCK 512 → 1024 (half as many blocks a cluster); predict first
 
 #include <cooperative_groups.h>

@@ -5,12 +5,8 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Read twice: rows over 262144 values
 //          (float64: 131072), odd or misaligned rows over 16384 (8192)
 // Legal  : everything
-// Result : 0.96 of copy bandwidth, 1.3x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.61, 1.0x eager (32768x4096 bfloat16); 0.92, 4.3x eager (65536x128 float32);
-//          0.64, 3.8x eager (65536x128 bfloat16); 0.61, 1.0x eager (4096x65536 float32);
-//          0.41, 0.8x eager (4096x65536 bfloat16); 0.55, 1.0x eager (1024x262144 float32);
-//          0.38, 1.0x eager (1024x262144 bfloat16); 0.87, 2.5x eager (32768x4099 float32);
-//          0.50, 2.5x eager (32768x4099 bfloat16)
+// Result : rows on 16-byte boundaries as rungs 4 and 5, measured there; else, of copy bandwidth,
+//          65536x128 0.92 (bfloat16 0.64), 4x eager; 32768x4099 0.87 (0.50), 2.5x eager (H200)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cooperative_groups.h>

@@ -5,10 +5,8 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
 // Legal  : sm_90 and newer, cols·sizeof(T) a multiple of 16, cols ≤ 262144 (float64: 131072),
 //          pointers on 16 bytes
-// Result : 0.90 of copy bandwidth, 1.5x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.70, 2.3x eager (32768x4096 bfloat16); 0.86, 1.8x eager (4096x65536 float32);
-//          0.61, 1.2x eager (4096x65536 bfloat16); 0.77, 1.6x eager (1024x262144 float32);
-//          0.54, 1.2x eager (1024x262144 bfloat16)
+// Result : 4096x65536 0.86 of copy bandwidth, 1.8x eager (bfloat16 0.61, 1.2x), 1024x262144 0.77,
+//          1.6x (0.54, 1.2x); a cluster does not pay at 4096 values, 0.90 (H200, CUDA 13.0)
 // Try    : MAX_BLOCK 512 → 1024 (half as many blocks a cluster); predict first
 
 #include <cooperative_groups.h>

@@ -4,11 +4,10 @@
 //          by row length; up to 15 values before and after the 16-byte packs go one by one
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
-// Result : 0.98 of copy bandwidth, 1.6x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.92, 3.0x eager (32768x4096 bfloat16); 0.89, 1.8x eager (4096x65536 float32);
-//          0.65, 1.2x eager (4096x65536 bfloat16); 0.80, 1.6x eager (1024x262144 float32);
-//          0.57, 1.3x eager (1024x262144 bfloat16); 0.98, 1.7x eager (32768x4099 float32);
-//          0.76, 2.7x eager (32768x4099 bfloat16)
+// Result : rows of 1024 to 16384 values on 16-byte boundaries as rung 5, measured there; else, of
+//          copy bandwidth, 4096x65536 0.89, 1.8x eager (bfloat16 0.65, 1.2x), 1024x262144 0.80, 1.6x
+//          (0.57, 1.3x), 32768x4099 0.98, 1.7x (0.76, 2.7x), 262144x128 0.98, 1.0x (0.72, 1.3x);
+//          128x1048576 0.26, 0.6x (0.14, 0.4x) (H200, CUDA 13.0)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cooperative_groups.h>
@@ -71,6 +70,48 @@ __device__ Part<W> join_block(Part<W> part, int width) {
     part = join_lanes(lane < width / 32 ? found[lane] : Part<W>{LOWEST<W>, 0}, 32);
   }
   return part;
+}
+
+// Rung 5: rows on 16-byte boundaries, and long enough for whole warps.
+template <typename T>
+__global__ void __launch_bounds__(1024) keep_aligned_row(const T* x, T* out, int packs) {
+  using W = Wide<T>;
+  constexpr int VALUES = LONG * 4 / sizeof(W), PACKS = VALUES / N<T>;
+  const int t = threadIdx.x;
+  const auto* in = reinterpret_cast<const Pack<T>*>(x) + int64_t{blockIdx.x} * packs;
+  auto* result = reinterpret_cast<Pack<T>*>(out) + int64_t{blockIdx.x} * packs;
+
+  Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * blockDim.x + t;
+    if (i < packs) pack[p] = in[i];
+  }
+  W value[VALUES];
+  Part<W> part = {LOWEST<W>, 0};
+#pragma unroll
+  for (int k = 0; k < VALUES; ++k) {
+    const bool inside = k / N<T> * static_cast<int>(blockDim.x) + t < packs;
+    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : -INFINITY;
+    part.largest = fmax(part.largest, value[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < VALUES; ++k) {
+    value[k] = fast_exp(value[k] - part.largest);
+    part.sum += value[k];
+  }
+
+  const W own = part.largest;
+  part = join_block(part, blockDim.x);
+  const W scale = fast_exp(own - part.largest) / part.sum;
+
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * blockDim.x + t;
+#pragma unroll
+    for (int k = 0; k < N<T>; ++k) pack[p].at[k] = static_cast<T>(value[p * N<T> + k] * scale);
+    if (i < packs) result[i] = pack[p];
+  }
 }
 
 // A block is blockDim.x threads along a row, times blockDim.y rows. With CLUSTER, the blocks of a
@@ -173,6 +214,13 @@ template <typename T>
 cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t stream) {
   constexpr int SHORT_VALUES = SHORT * 4 / sizeof(Wide<T>), VALUES = LONG * 4 / sizeof(Wide<T>);
   const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(x) % 16 != 0;
+  const bool aligned = !odd && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+  if (aligned && cols >= 32 * VALUES && cols <= MAX_BLOCK * VALUES && rows <= INT32_MAX) {
+    const auto block = static_cast<unsigned>((cols + 32 * VALUES - 1) / (32 * VALUES) * 32);
+    keep_aligned_row<<<static_cast<unsigned>(rows), block, 0, stream>>>(
+        x, out, static_cast<int>(cols / N<T>));
+    return cudaGetLastError();
+  }
   if (cols <= 32 * VALUES) {  // a few lanes a row: 256 threads, several rows a block
     const bool is_short = cols <= 32 * SHORT_VALUES;
     int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail

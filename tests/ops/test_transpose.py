@@ -9,6 +9,7 @@ from ops.common import tensor
 from ops.transpose import transpose
 
 RUNGS = loader.rungs("transpose")
+PACKS_ONLY = ("5_vectorized", "6_swizzle")
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -16,7 +17,7 @@ def test_every_case(rung):
     report = lab.check("transpose", rung, isolate=False)
     on_gpu = report.backend == "cuda"  # where shapes are tried that no grid of rungs 1 to 4 covers
     assert bool(report.having("outside")) == (
-        rung == "5_vectorized" or on_gpu and rung != RUNGS[-1]
+        rung in PACKS_ONLY or on_gpu and rung != RUNGS[-1]
     )
 
 
@@ -44,11 +45,12 @@ def test_refusals(device, what):
         loader.load("transpose").transpose(make(t))
 
 
+@pytest.mark.parametrize("rung", PACKS_ONLY)
 @pytest.mark.parametrize("shape, layout", [((16, 17), "contiguous"), ((16, 16), "misaligned")])
-def test_a_rung_refuses_what_fits_no_pack(device, shape, layout):
+def test_a_rung_refuses_what_fits_no_pack(device, rung, shape, layout):
     x = tensor(shape, torch.float16, device, layout)
     with pytest.raises(RuntimeError, match="not supported by this rung: see Legal"):
-        loader.load("transpose", "5_vectorized").transpose(x)
+        loader.load("transpose", rung).transpose(x)
 
 
 @pytest.mark.parametrize(
