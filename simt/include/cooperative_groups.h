@@ -193,9 +193,9 @@ class cluster_group {
   // The same variable in the shared memory of another block of the cluster.
   template <class T>
   static SIMT_UNWATCHED T* map_shared_rank(T* p, unsigned rank) {
-    return const_cast<T*>(static_cast<const volatile T*>(static_cast<const volatile void*>(
-        simt::shared_of_rank(const_cast<const void*>(static_cast<const volatile void*>(p)),
-                             rank))));
+    return const_cast<T*>(
+        static_cast<const volatile T*>(static_cast<const volatile void*>(simt::shared_of_rank(
+            const_cast<const void*>(static_cast<const volatile void*>(p)), rank))));
   }
   template <class T>
   static SIMT_UNWATCHED unsigned query_shared_rank(const T* p) {
@@ -223,11 +223,29 @@ void invoke_one(const Group& group, F&& f) {
   if (group.thread_rank() == 0) f();
 }
 
-template <class T> struct plus { T operator()(T a, T b) const { return a + b; } };
-template <class T> struct less { T operator()(T a, T b) const { return b < a ? b : a; } };
-template <class T> struct greater { T operator()(T a, T b) const { return a < b ? b : a; } };
-template <class T> struct bit_and { T operator()(T a, T b) const { return a & b; } };
-template <class T> struct bit_or { T operator()(T a, T b) const { return a | b; } };
-template <class T> struct bit_xor { T operator()(T a, T b) const { return a ^ b; } };
+template <class T>
+struct plus {
+  T operator()(T a, T b) const { return a + b; }
+};
+template <class T>
+struct less {
+  T operator()(T a, T b) const { return b < a ? b : a; }
+};
+template <class T>
+struct greater {
+  T operator()(T a, T b) const { return a < b ? b : a; }
+};
+template <class T>
+struct bit_and {
+  T operator()(T a, T b) const { return a & b; }
+};
+template <class T>
+struct bit_or {
+  T operator()(T a, T b) const { return a | b; }
+};
+template <class T>
+struct bit_xor {
+  T operator()(T a, T b) const { return a ^ b; }
+};
 
 }  // namespace cooperative_groups

@@ -1,1 +1,2 @@
-#error "<cuda_awbarrier.h> (asynchronous barriers) is not there on the CPU machine; put it under #ifndef __SIMT_CPU__"
+#error \
+    "<cuda_awbarrier.h> (asynchronous barriers) is not there on the CPU machine; put it under #ifndef __SIMT_CPU__"

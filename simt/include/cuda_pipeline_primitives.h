@@ -6,9 +6,15 @@
 
 SIMT_INLINE void __pipeline_memcpy_async(void* to, const void* from, size_t bytes,
                                          size_t zeros = 0) {
-  struct alignas(4) Four { char c[4]; };
-  struct alignas(8) Eight { char c[8]; };
-  struct alignas(16) Sixteen { char c[16]; };
+  struct alignas(4) Four {
+    char c[4];
+  };
+  struct alignas(8) Eight {
+    char c[8];
+  };
+  struct alignas(16) Sixteen {
+    char c[16];
+  };
   if (zeros == bytes) {
     for (size_t i = 0; i < bytes; i++) static_cast<char*>(to)[i] = 0;
   } else if (bytes == 4) {

@@ -1,13 +1,13 @@
 // Stands in for the toolkit's <cuda_runtime.h> when a .cu file is compiled for the CPU machine.
 #pragma once
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#include <cuda_runtime_api.h>
-#include <vector_functions.h>
 
 #include "simt/api.h"
 #include "simt/atomics.h"

@@ -2,10 +2,10 @@
 // simple order of our own, as the API allows; a kernel that relies on the hardware's order is wrong
 // on the next hardware too. Products are summed in float (or int), in order of k.
 #pragma once
-#include <type_traits>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <type_traits>
 
 #include "simt/machine.h"
 #include "simt/warp.h"
@@ -20,13 +20,19 @@ struct accumulator {};
 enum layout_t { mem_row_major, mem_col_major };
 namespace precision {
 struct tf32 {};
-}
+}  // namespace precision
 
 namespace details {
 
 // What an element is kept as, and what it is computed in.
-template <class T> struct Storage { using Type = T; };
-template <> struct Storage<precision::tf32> { using Type = float; };
+template <class T>
+struct Storage {
+  using Type = T;
+};
+template <>
+struct Storage<precision::tf32> {
+  using Type = float;
+};
 
 template <class T>
 SIMT_UNWATCHED inline auto widen(const T& v) {
@@ -41,14 +47,18 @@ SIMT_UNWATCHED inline auto widen(const T& v) {
   }
 }
 
-template <class Use, int M, int N, int K> struct Shape;
-template <int M, int N, int K> struct Shape<matrix_a, M, N, K> {
+template <class Use, int M, int N, int K>
+struct Shape;
+template <int M, int N, int K>
+struct Shape<matrix_a, M, N, K> {
   static constexpr int rows = M, columns = K;
 };
-template <int M, int N, int K> struct Shape<matrix_b, M, N, K> {
+template <int M, int N, int K>
+struct Shape<matrix_b, M, N, K> {
   static constexpr int rows = K, columns = N;
 };
-template <int M, int N, int K> struct Shape<accumulator, M, N, K> {
+template <int M, int N, int K>
+struct Shape<accumulator, M, N, K> {
   static constexpr int rows = M, columns = N;
 };
 
@@ -105,7 +115,8 @@ template <class Fragment, class P>
 SIMT_INLINE void load(Fragment& f, const P* p, unsigned stride, bool row_major,
                       const simt::Place& here) {
   together("load_matrix_sync()", here);
-  for (int i = 0; i < Fragment::num_elements; i++) f.x[i] = p[offset<Fragment>(i, stride, row_major)];
+  for (int i = 0; i < Fragment::num_elements; i++)
+    f.x[i] = p[offset<Fragment>(i, stride, row_major)];
 }
 
 }  // namespace details
@@ -166,8 +177,8 @@ SIMT_UNWATCHED void multiply(simt::Thread* lanes, unsigned) {
   }
   for (int lane = 0; lane < 32; lane++) {
     for (int i = 0; i < D::num_elements; i++) {
-      of_lane[lane].d->x[i] = static_cast<typename D::storage_element_type>(
-          sum[D::position(lane, i)]);
+      of_lane[lane].d->x[i] =
+          static_cast<typename D::storage_element_type>(sum[D::position(lane, i)]);
     }
   }
 }
@@ -178,8 +189,7 @@ template <int M, int N, int K, class TD, class TA, class LA, class TB, class LB,
 SIMT_UNWATCHED void mma_sync(fragment<accumulator, M, N, K, TD>& d,
                              const fragment<matrix_a, M, N, K, TA, LA>& a,
                              const fragment<matrix_b, M, N, K, TB, LB>& b,
-                             const fragment<accumulator, M, N, K, TC>& c, bool = false,
-                             SIMT_HERE) {
+                             const fragment<accumulator, M, N, K, TC>& c, bool = false, SIMT_HERE) {
   using D = std::remove_reference_t<decltype(d)>;
   using A = fragment<matrix_a, M, N, K, TA, LA>;
   using B = fragment<matrix_b, M, N, K, TB, LB>;

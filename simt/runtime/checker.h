@@ -82,7 +82,7 @@ struct Access {
 
 // What an access has hit.
 struct Target {
-  Cell* cells;   // of the word that holds the first byte; null if none are kept
+  Cell* cells;  // of the word that holds the first byte; null if none are kept
   bool shared;
   bool counted;  // false for the arguments and other memory of the kernel's own
 };

@@ -1,7 +1,7 @@
 // The points where the scheduler tells the checker what happens. Without check=True they are empty.
 #pragma once
-#include "run.h"
 #include "../include/simt/machine.h"
+#include "run.h"
 
 namespace simt::checks {
 

@@ -66,7 +66,7 @@ std::vector<std::vector<Counter*>> pending_of_warp;
 void count_global(Counter& c, uintptr_t* address, unsigned n) {
   if (!std::is_sorted(address, address + n)) std::sort(address, address + n);
   uint64_t sectors = 0, bytes = 0;
-  uintptr_t end = 0;       // of the bytes that are counted already
+  uintptr_t end = 0;               // of the bytes that are counted already
   uintptr_t last = ~uintptr_t{0};  // the last sector that is counted already
   for (unsigned i = 0; i < n; i++) {
     const uintptr_t from = std::max(address[i], end), to = address[i] + c.size;

@@ -41,8 +41,7 @@ const ErrorText kErrors[] = {
      "an illegal memory access was encountered"},
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
      "too many resources requested for launch"},
-    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout",
-     "the launch timed out and was terminated"},
+    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
     {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
     {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
@@ -399,8 +398,8 @@ cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSucc
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   memset(static_cast<void*>(attributes), 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
-  attributes->maxDynamicSharedSizeBytes = static_cast<int>(
-      std::max(simt::kDynamicSharedDefault, simt::dynamic_shared_limit(kernel)));
+  attributes->maxDynamicSharedSizeBytes =
+      static_cast<int>(std::max(simt::kDynamicSharedDefault, simt::dynamic_shared_limit(kernel)));
   return cudaSuccess;
 }
 
@@ -409,8 +408,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   // Registers are not known here, and static shared memory is not counted.
   if (threads <= 0 || threads > 1024) return last_error = cudaErrorInvalidValue;
   const int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32));
-  const auto by_shared = static_cast<int>(simt::kSharedPerMultiprocessor /
-                                          (dynamic_shared + simt::kSharedReserved));
+  const auto by_shared =
+      static_cast<int>(simt::kSharedPerMultiprocessor / (dynamic_shared + simt::kSharedReserved));
   *blocks = std::min(by_threads, by_shared);
   return cudaSuccess;
 }
@@ -421,8 +420,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared);
 }
 
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
-                                           const cudaLaunchConfig_t*) {
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
   *clusters = simt::kMultiprocessors;
   return cudaSuccess;
 }

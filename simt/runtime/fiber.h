@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "context.h"
 #include "../include/simt/machine.h"
+#include "context.h"
 
 namespace simt {
 
@@ -23,12 +23,12 @@ struct Stacks {
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
 
-  Fiber* take(void (*entry)());            // the next unused fiber, ready to run entry()
-  void reset() { used = 0; }               // all fibers are unused again
+  Fiber* take(void (*entry)());  // the next unused fiber, ready to run entry()
+  void reset() { used = 0; }     // all fibers are unused again
   bool contains(const void* p) const { return p >= memory && p < memory + bytes; }
-  bool overflowed() const;                 // has a thread used up its stack?
-  bool in_guard(const void* p) const;      // is this the page below the lowest stack?
-  void give_back_memory();                 // to the system, when many stacks were used
+  bool overflowed() const;             // has a thread used up its stack?
+  bool in_guard(const void* p) const;  // is this the page below the lowest stack?
+  void give_back_memory();             // to the system, when many stacks were used
 
   Fiber host;  // the worker's own stack, from which it enters the first fiber
   std::vector<Fiber> fibers;

@@ -143,13 +143,13 @@ void __tsan_vptr_read(void**) {}
 
 #define SIMT_HOOK(name, bytes, kind, aligned) \
   void __tsan_##name##bytes(void* p) { access(p, bytes, kind, aligned, SIMT_CALLER); }
-#define SIMT_HOOKS(bytes)                                             \
-  SIMT_HOOK(read, bytes, Kind::kRead, true)                           \
-  SIMT_HOOK(write, bytes, Kind::kWrite, true)                         \
-  SIMT_HOOK(unaligned_read, bytes, Kind::kRead, false)                \
-  SIMT_HOOK(unaligned_write, bytes, Kind::kWrite, false)              \
-  SIMT_HOOK(volatile_read, bytes, Kind::kVolatileRead, true)          \
-  SIMT_HOOK(volatile_write, bytes, Kind::kVolatileWrite, true)        \
+#define SIMT_HOOKS(bytes)                                               \
+  SIMT_HOOK(read, bytes, Kind::kRead, true)                             \
+  SIMT_HOOK(write, bytes, Kind::kWrite, true)                           \
+  SIMT_HOOK(unaligned_read, bytes, Kind::kRead, false)                  \
+  SIMT_HOOK(unaligned_write, bytes, Kind::kWrite, false)                \
+  SIMT_HOOK(volatile_read, bytes, Kind::kVolatileRead, true)            \
+  SIMT_HOOK(volatile_write, bytes, Kind::kVolatileWrite, true)          \
   SIMT_HOOK(unaligned_volatile_read, bytes, Kind::kVolatileRead, false) \
   SIMT_HOOK(unaligned_volatile_write, bytes, Kind::kVolatileWrite, false)
 SIMT_HOOKS(1)
@@ -181,53 +181,51 @@ void* __tsan_memset(void* to, int value, unsigned long bytes) {
 }
 
 // C++ atomics (std::atomic_ref, the __atomic builtins).
-#define SIMT_ATOMIC_HOOKS(bits, T)                                                             \
-  T __tsan_atomic##bits##_load(const volatile T* p, int) {                                     \
-    access(const_cast<T*>(p), sizeof(T), Kind::kVolatileRead, true, SIMT_CALLER);              \
-    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
-  }                                                                                            \
-  void __tsan_atomic##bits##_store(volatile T* p, T v, int) {                                  \
-    access(const_cast<T*>(p), sizeof(T), Kind::kVolatileWrite, true, SIMT_CALLER);             \
-    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                  \
-  }                                                                                            \
-  T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                                  \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                        \
-  }                                                                                            \
-  T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                                 \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                         \
-  }                                                                                            \
-  T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                                 \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                         \
-  }                                                                                            \
-  T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                                 \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);                                         \
-  }                                                                                            \
-  T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) {                                  \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);                                          \
-  }                                                                                            \
-  T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                                 \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST);                                         \
-  }                                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) { \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST,                \
-                                       __ATOMIC_SEQ_CST);                                      \
-  }                                                                                            \
-  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {     \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
-    return expected;                                                                           \
-  }                                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) { \
-    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                    \
-    return __atomic_compare_exchange_n(p, expected, v, true, __ATOMIC_SEQ_CST,                 \
-                                       __ATOMIC_SEQ_CST);                                      \
+#define SIMT_ATOMIC_HOOKS(bits, T)                                                                 \
+  T __tsan_atomic##bits##_load(const volatile T* p, int) {                                         \
+    access(const_cast<T*>(p), sizeof(T), Kind::kVolatileRead, true, SIMT_CALLER);                  \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                   \
+  }                                                                                                \
+  void __tsan_atomic##bits##_store(volatile T* p, T v, int) {                                      \
+    access(const_cast<T*>(p), sizeof(T), Kind::kVolatileWrite, true, SIMT_CALLER);                 \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                      \
+  }                                                                                                \
+  T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                                      \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                                     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                                     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                                     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) {                                      \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);                                              \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                                     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {   \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                \
+  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {         \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);       \
+    return expected;                                                                               \
+  }                                                                                                \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {     \
+    access(const_cast<T*>(p), sizeof(T), Kind::kAtomic, true, SIMT_CALLER);                        \
+    return __atomic_compare_exchange_n(p, expected, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);  \
   }
 SIMT_ATOMIC_HOOKS(8, uint8_t)
 SIMT_ATOMIC_HOOKS(16, uint16_t)
@@ -263,11 +261,11 @@ void __ubsan_handle_divrem_overflow(simt::OverflowData* data, uintptr_t a, uintp
 void __ubsan_handle_out_of_bounds(simt::IndexData* data, uintptr_t index) {
   if (simt::thread == nullptr) return;
   simt::InMachine guard;
-  simt::fail(cudaErrorIllegalAddress,
-             simt::describe(*simt::thread) + " uses index " +
-                 simt::value_text(*data->index, index) + " of an array of type " +
-                 data->array->name + " at " + data->place.text() +
-                 ".\n  Next: compare the index with the array's size.");
+  simt::fail(cudaErrorIllegalAddress, simt::describe(*simt::thread) + " uses index " +
+                                          simt::value_text(*data->index, index) +
+                                          " of an array of type " + data->array->name + " at " +
+                                          data->place.text() +
+                                          ".\n  Next: compare the index with the array's size.");
 }
 
 }  // extern "C"

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <string>
 
-#include "fault.h"
 #include "../include/simt/machine.h"
+#include "fault.h"
 
 namespace simt {
 

@@ -156,8 +156,8 @@ std::mutex one_launch_at_a_time;
 }  // namespace
 
 void launch(const Request& request) {
-  const std::string launch_line = describe(request.site.place) + ": launch of " +
-                                  request.site.kernel;
+  const std::string launch_line =
+      describe(request.site.place) + ": launch of " + request.site.kernel;
   if (thread != nullptr) {
     fail(cudaErrorNotSupported, launch_line + " from inside a kernel: the CPU machine does not " +
                                     "do that.\n  Next: launch it from the host.");

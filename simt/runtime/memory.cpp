@@ -34,9 +34,9 @@ std::list<View>& views() {
   return *list;
 }
 
-std::vector<Extent> extents;       // in the order of their addresses, for the running launch
-std::vector<Range> constants;      // this library's own data
-Cell* shared_cells = nullptr;      // for every word of the worker's shared memory
+std::vector<Extent> extents;   // in the order of their addresses, for the running launch
+std::vector<Range> constants;  // this library's own data
+Cell* shared_cells = nullptr;  // for every word of the worker's shared memory
 
 // The number of the word that an address lies in.
 size_t word(const char* p) { return reinterpret_cast<uintptr_t>(p) / 4; }
@@ -149,8 +149,9 @@ std::string position(const View& view, const char* p) {
              ".\n  Next: guard the access with the size (if (i < n)), or correct the index.");
   }
   fail(cudaErrorIllegalAddress,
-       text + ", in memory that the kernel was not given.\n  Next: check the pointer; memory of "
-              "the host (a local variable, a std::vector) cannot be reached from a kernel.");
+       text +
+           ", in memory that the kernel was not given.\n  Next: check the pointer; memory of "
+           "the host (a local variable, a std::vector) cannot be reached from a kernel.");
 }
 
 // The static variable at (or, for a message, the nearest one below) a distance into the arena.
@@ -230,9 +231,9 @@ Target find_target(Worker& w, const Access& a) {
   }
   if (a.aligned && reinterpret_cast<uintptr_t>(a.p) % a.size != 0) {
     fail(cudaErrorMisalignedAddress,
-         simt::describe(*thread) + " " + what(a.kind) + " " + bytes_text(a.size) +
-             " at once at " + line_of(a.site.pc) + ", but " + name_of(w, a.p) +
-             " does not lie at a multiple of " + std::to_string(a.size) +
+         simt::describe(*thread) + " " + what(a.kind) + " " + bytes_text(a.size) + " at once at " +
+             line_of(a.site.pc) + ", but " + name_of(w, a.p) + " does not lie at a multiple of " +
+             std::to_string(a.size) +
              ".\n  Next: use a vector type only where the pointer and the row length allow it, "
              "else load the elements one by one.");
   }

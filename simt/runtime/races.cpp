@@ -54,8 +54,7 @@ bool conflicts(const Worker& w, const Mark& m, const Thread& t, unsigned bytes, 
   if (m.atomic && is_atomic(a.kind)) {
     // Volatile alone orders nothing between the lanes of a warp: they need __syncwarp().
     const bool both_volatile = m.is_volatile && a.kind != Kind::kAtomic;
-    const bool same_warp =
-        m.block == t.block->number && m.thread / kWarpSize == t.rank / kWarpSize;
+    const bool same_warp = m.block == t.block->number && m.thread / kWarpSize == t.rank / kWarpSize;
     if (!(both_volatile && same_warp)) return false;
   }
   return !ordered(w, m, t);
@@ -85,12 +84,14 @@ std::string race_text(const Worker& w, const Mark& m, bool mark_writes, const Ac
              line_of(other_pc) + ", " + describe(t) + " " + what(a.kind) + " at " +
              line_of(a.site.pc);
   if (!same_block) {
-    message += ", and nothing says which comes first.\n  Next: let one block own each element, "
-               "or use atomics, or launch a second kernel. (A flag between blocks needs "
-               "__threadfence() before it is set.)";
+    message +=
+        ", and nothing says which comes first.\n  Next: let one block own each element, "
+        "or use atomics, or launch a second kernel. (A flag between blocks needs "
+        "__threadfence() before it is set.)";
   } else if (m.thread / kWarpSize == t.rank / kWarpSize && !m.several_warps) {
-    message += ", both in one warp, with no __syncwarp() between.\n  Next: put __syncwarp() (or "
-               "__syncthreads()) between the two.";
+    message +=
+        ", both in one warp, with no __syncwarp() between.\n  Next: put __syncwarp() (or "
+        "__syncthreads()) between the two.";
   } else {
     message += ", with no barrier between.\n  Next: put __syncthreads() between the two.";
   }

@@ -20,11 +20,11 @@ struct Launch {
   const Request& request;
   const Order order = thread_order();
   unsigned cluster_size = 1;
-  uint64_t clusters = 0;                   // in the whole grid
-  std::atomic<uint64_t> next_cluster{0};   // clusters start in order of their number
+  uint64_t clusters = 0;                  // in the whole grid
+  std::atomic<uint64_t> next_cluster{0};  // clusters start in order of their number
   std::atomic<Stop> stop{Stop::kNo};
 
-  std::mutex mutex;                        // guards the fault
+  std::mutex mutex;  // guards the fault
   cudaError_t code = cudaSuccess;
   std::string message;
 };

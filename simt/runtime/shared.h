@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "run.h"
 #include "../include/simt/shared.h"
+#include "run.h"
 
 namespace simt {
 

@@ -125,8 +125,8 @@ bool interrupt_requested() { return interrupted != 0; }
 void nudge(pthread_t host_thread) { pthread_kill(host_thread, kNudge); }
 
 CrashStack::CrashStack() {
-  memory_ = static_cast<char*>(mmap(nullptr, kCrashStackSize, PROT_READ | PROT_WRITE,
-                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  memory_ = static_cast<char*>(
+      mmap(nullptr, kCrashStackSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   stack_t stack = {};
   stack.ss_sp = memory_;
   stack.ss_size = kCrashStackSize;

@@ -306,7 +306,8 @@ void run_cluster(Worker& w, uint64_t cluster) {
     b.index = {static_cast<unsigned>(first_x + b.rank % shape.x),
                static_cast<unsigned>(first_y + b.rank / shape.x % shape.y),
                static_cast<unsigned>(first_z + b.rank / (shape.x * shape.y))};
-    b.number = static_cast<uint32_t>(b.index.x + grid.x * (b.index.y + uint64_t{grid.y} * b.index.z));
+    b.number =
+        static_cast<uint32_t>(b.index.x + grid.x * (b.index.y + uint64_t{grid.y} * b.index.z));
     b.alive = b.size;
     b.waiting = 0;
     b.votes = 0;
@@ -337,9 +338,7 @@ void run_cluster(Worker& w, uint64_t cluster) {
 // ---- called from the kernel ----
 
 #if SIMT_CHECKED
-void warp_is_over(Worker& w, unsigned warp) {
-  checks::finish_warp(w, warp);
-}
+void warp_is_over(Worker& w, unsigned warp) { checks::finish_warp(w, warp); }
 #endif
 
 namespace {
@@ -379,11 +378,12 @@ void block_barrier(const char* what, const Place& here) {
   if (b.waiting == 0) {
     b.first_to_wait = &t;
   } else if (!same(b.first_to_wait->place, here)) {
-    fail(cudaErrorLaunchFailure,
-         "barrier divergence: " + describe(t) + " waits in " + what + " at " + describe(here) +
-             ", but " + describe(*b.first_to_wait) + " waits in another one, " +
-             b.first_to_wait->waits_in + " at " + describe(b.first_to_wait->place) +
-             ".\n  Next: take the barrier out of the branch, so that all threads meet in one line.");
+    fail(
+        cudaErrorLaunchFailure,
+        "barrier divergence: " + describe(t) + " waits in " + what + " at " + describe(here) +
+            ", but " + describe(*b.first_to_wait) + " waits in another one, " +
+            b.first_to_wait->waits_in + " at " + describe(b.first_to_wait->place) +
+            ".\n  Next: take the barrier out of the branch, so that all threads meet in one line.");
   }
   if (b.waiting == 0) checks::barrier_reached(here);
   t.state = State::kAtBarrier;
@@ -435,10 +435,10 @@ const void* shared_of_rank(const void* p, unsigned rank) {
   InMachine guard;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - worker->shared);
   if (offset >= cluster_blocks() * kSharedArena || rank >= cluster_blocks()) {
-    fail(cudaErrorIllegalAddress,
-         describe(*thread) + " calls map_shared_rank() for block " + std::to_string(rank) +
-             " of a cluster of " + std::to_string(cluster_blocks()) +
-             ", or with a pointer that does not point to shared memory.");
+    fail(cudaErrorIllegalAddress, describe(*thread) + " calls map_shared_rank() for block " +
+                                      std::to_string(rank) + " of a cluster of " +
+                                      std::to_string(cluster_blocks()) +
+                                      ", or with a pointer that does not point to shared memory.");
   }
   return worker->shared + rank * kSharedArena + offset % kSharedArena;
 }

@@ -2,9 +2,9 @@
 #pragma once
 #include <memory>
 
+#include "../include/simt/machine.h"
 #include "fiber.h"
 #include "run.h"
-#include "../include/simt/machine.h"
 
 namespace simt {
 

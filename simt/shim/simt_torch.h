@@ -66,9 +66,9 @@ inline int warp_size() { return 32; }
 
 }  // namespace at::cuda
 
-#define C10_CUDA_CHECK(call)                                                          \
-  do {                                                                                \
-    const cudaError_t simt_error = (call);                                            \
+#define C10_CUDA_CHECK(call)                                                                \
+  do {                                                                                      \
+    const cudaError_t simt_error = (call);                                                  \
     TORCH_CHECK(simt_error == cudaSuccess, "CUDA error: ", cudaGetErrorString(simt_error)); \
   } while (0)
 #define AT_CUDA_CHECK(call) C10_CUDA_CHECK(call)

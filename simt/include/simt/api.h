@@ -28,8 +28,7 @@ cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, 
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes,
-                                    size_t offset = 0,
-                                    cudaMemcpyKind kind = cudaMemcpyHostToDevice,
+                                    size_t offset = 0, cudaMemcpyKind kind = cudaMemcpyHostToDevice,
                                     cudaStream_t stream = nullptr) {
   return ::cudaMemcpyToSymbolAsync(static_cast<const void*>(&symbol), from, bytes, offset, kind,
                                    stream);
@@ -63,8 +62,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Result (*
                                                          dynamic_shared);
 }
 template <class Result, class... P>
-cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* block, Result (*)(P...),
-                                               size_t = 0, int limit = 0) {
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* block, Result (*)(P...), size_t = 0,
+                                               int limit = 0) {
   cudaDeviceProp p;
   cudaGetDeviceProperties(&p, 0);
   *block = limit > 0 && limit < 1024 ? limit : 1024;

@@ -29,10 +29,22 @@ struct InAtomic {
 
 template <size_t bytes>
 struct WordOf;
-template <> struct WordOf<2> { using Type = uint16_t; };
-template <> struct WordOf<4> { using Type = uint32_t; };
-template <> struct WordOf<8> { using Type = uint64_t; };
-template <> struct WordOf<16> { using Type = unsigned __int128; };
+template <>
+struct WordOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint64_t;
+};
+template <>
+struct WordOf<16> {
+  using Type = unsigned __int128;
+};
 
 template <class To, class From>
 SIMT_UNWATCHED inline To bits(const From& from) {
@@ -72,22 +84,22 @@ constexpr bool kInteger32or64 = std::is_integral_v<T> && (sizeof(T) == 4 || size
 
 }  // namespace simt
 
-#define SIMT_DEFINE_ATOMIC(name, allowed, expression)                                            \
-  template <class T>                                                                             \
-  SIMT_ATOMIC T name(T* p, typename ::simt::Exactly<T>::Type value) {                            \
-    static_assert(allowed, #name " does not exist for this type on a GPU");                      \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
-  }                                                                                              \
-  template <class T>                                                                             \
-  SIMT_ATOMIC T name##_block(T* p, typename ::simt::Exactly<T>::Type value) {                    \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
-  }                                                                                              \
-  template <class T>                                                                             \
-  SIMT_ATOMIC T name##_system(T* p, typename ::simt::Exactly<T>::Type value) {                   \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));                    \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; });                 \
+#define SIMT_DEFINE_ATOMIC(name, allowed, expression)                            \
+  template <class T>                                                             \
+  SIMT_ATOMIC T name(T* p, typename ::simt::Exactly<T>::Type value) {            \
+    static_assert(allowed, #name " does not exist for this type on a GPU");      \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
+    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
+  }                                                                              \
+  template <class T>                                                             \
+  SIMT_ATOMIC T name##_block(T* p, typename ::simt::Exactly<T>::Type value) {    \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
+    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
+  }                                                                              \
+  template <class T>                                                             \
+  SIMT_ATOMIC T name##_system(T* p, typename ::simt::Exactly<T>::Type value) {   \
+    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
+    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
   }
 
 SIMT_DEFINE_ATOMIC(atomicAdd,
@@ -98,7 +110,7 @@ SIMT_DEFINE_ATOMIC(atomicSub, (::simt::kOneOf<T, int, unsigned>), old - value)
 SIMT_DEFINE_ATOMIC(atomicMax, ::simt::kInteger32or64<T>, old < value ? value : old)
 SIMT_DEFINE_ATOMIC(atomicMin, ::simt::kInteger32or64<T>, value < old ? value : old)
 SIMT_DEFINE_ATOMIC(atomicExch, (sizeof(T) >= 4), ((void)old, value))
-SIMT_DEFINE_ATOMIC(atomicAnd, ::simt::kInteger32or64<T>, old & value)
+SIMT_DEFINE_ATOMIC(atomicAnd, ::simt::kInteger32or64<T>, old& value)
 SIMT_DEFINE_ATOMIC(atomicOr, ::simt::kInteger32or64<T>, old | value)
 SIMT_DEFINE_ATOMIC(atomicXor, ::simt::kInteger32or64<T>, old ^ value)
 SIMT_DEFINE_ATOMIC(atomicInc, (::simt::kOneOf<T, unsigned>), old >= value ? 0 : old + 1)
@@ -109,9 +121,9 @@ SIMT_DEFINE_ATOMIC(atomicDec, (::simt::kOneOf<T, unsigned>),
 template <class T>
 SIMT_ATOMIC T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
                         typename ::simt::Exactly<T>::Type desired) {
-  static_assert((std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) ||
-                    ::simt::kOneOf<T, int>,
-                "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
+  static_assert(
+      (std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) || ::simt::kOneOf<T, int>,
+      "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
   using Word = typename ::simt::WordOf<sizeof(T)>::Type;
   ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));
   ::simt::InAtomic guard;

@@ -1,12 +1,12 @@
 // Bit operations, hints for loads and stores, clocks, traps.
 #pragma once
+#include <time.h>
+
 #include <cassert>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-
-#include <time.h>
 
 #include "machine.h"
 #include "math.h"
@@ -77,20 +77,20 @@ SIMT_REINTERPRET(__longlong_as_double, double, long long)
 #undef SIMT_REINTERPRET
 
 // ---- loads and stores with a hint for the cache: here plain ones ----
-#define SIMT_LOAD(name)                     \
-  template <class T>                        \
-  SIMT_INLINE T name(const T* p) {          \
-    return *p;                              \
+#define SIMT_LOAD(name)            \
+  template <class T>               \
+  SIMT_INLINE T name(const T* p) { \
+    return *p;                     \
   }
 SIMT_LOAD(__ldg)
 SIMT_LOAD(__ldca)
 SIMT_LOAD(__ldcs)
 SIMT_LOAD(__ldlu)
 #undef SIMT_LOAD
-#define SIMT_STORE(name)                                          \
-  template <class T, class V>                                     \
-  SIMT_INLINE void name(T* p, const V& value) {                   \
-    *p = value;                                                   \
+#define SIMT_STORE(name)                        \
+  template <class T, class V>                   \
+  SIMT_INLINE void name(T* p, const V& value) { \
+    *p = value;                                 \
   }
 SIMT_STORE(__stwb)
 SIMT_STORE(__stcs)

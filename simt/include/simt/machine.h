@@ -5,15 +5,15 @@
 // (run_threads below). Only a thread that has to wait, at a barrier or in a warp operation, keeps
 // its fiber; a second fiber then takes the loop on. So a kernel without barriers never switches.
 #pragma once
+#include <driver_types.h>
+#include <vector_types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <driver_types.h>
-#include <vector_types.h>
 
 // The header above has CUDA's attributes in the form that nvcc wants. Here they are plain words.
 #undef __shared__
@@ -46,9 +46,9 @@ constexpr unsigned kWarpSize = 32;
 constexpr unsigned kMaxBlockThreads = 1024;
 constexpr size_t kDynamicSharedDefault = 48 << 10;  // what a launch may ask for without opting in
 constexpr size_t kDynamicSharedMax = 227 << 10;     // what cudaFuncSetAttribute can allow
-constexpr size_t kSharedReserved = 1 << 10;         // what CUDA itself takes of every block's 228 KB
-constexpr size_t kDynamicArea = 256 << 10;          // static shared memory begins behind it
-constexpr size_t kSharedArena = 16 << 20;           // address space per block; pages come on use
+constexpr size_t kSharedReserved = 1 << 10;  // what CUDA itself takes of every block's 228 KB
+constexpr size_t kDynamicArea = 256 << 10;   // static shared memory begins behind it
+constexpr size_t kSharedArena = 16 << 20;    // address space per block; pages come on use
 
 // Where in the learner's file something happens. SIMT_HERE as a last parameter is the caller.
 struct Place {
@@ -100,13 +100,13 @@ struct Block {
   uint32_t number;
   unsigned rank;  // within its cluster
   unsigned size, alive, waiting;
-  int vote[3];       // __syncthreads_count and friends: three barriers' worth of results
-  unsigned votes;    // counts the barriers that the block has passed
-  uint32_t epoch;    // another one after each barrier; never the same in two blocks
+  int vote[3];     // __syncthreads_count and friends: three barriers' worth of results
+  unsigned votes;  // counts the barriers that the block has passed
+  uint32_t epoch;  // another one after each barrier; never the same in two blocks
   Thread* first_to_wait;
   Thread* threads;
   unsigned first_warp;
-  char* shared;      // dynamic shared memory; static variables lie kDynamicArea behind it
+  char* shared;  // dynamic shared memory; static variables lie kDynamicArea behind it
 };
 
 // A compiler must not move the stores below across the kernel's code. (A signal handler looks.)
@@ -116,23 +116,23 @@ SIMT_INLINE void compiler_fence() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 struct Worker {
   Launch* launch = nullptr;
   std::vector<Block> blocks;
-  std::vector<Thread> threads;   // of all blocks, each block's padded to whole warps
+  std::vector<Thread> threads;  // of all blocks, each block's padded to whole warps
   std::vector<Warp> warps;
-  std::vector<Thread*> order;    // the order in which threads start
-  unsigned next = 0;             // the first of them that has not started
-  std::vector<Thread*> ready;    // ring: threads that waited and can go on
+  std::vector<Thread*> order;  // the order in which threads start
+  unsigned next = 0;           // the first of them that has not started
+  std::vector<Thread*> ready;  // ring: threads that waited and can go on
   unsigned ready_head = 0, ready_count = 0;
   unsigned alive = 0, cluster_waiting = 0;
   uint32_t epochs = 0;
-  uint64_t progress = 0;         // grows whenever a thread starts or a barrier opens
+  uint64_t progress = 0;            // grows whenever a thread starts or a barrier opens
   volatile bool in_kernel = false;  // true while kernel code runs, where it may be interrupted
-  bool stopped = false;          // a fault was found: start no more threads
+  bool stopped = false;             // a fault was found: start no more threads
 
   // For the checker: where threadIdx and its like are, and the kernel's arguments.
   const char *tls_low = nullptr, *tls_high = nullptr;
   const char *arguments_low = nullptr, *arguments_high = nullptr;
-  uint32_t first_epoch = 0;      // of the blocks that run now
-  uint32_t cluster_epoch = 0;    // the last one before the latest cluster barrier
+  uint32_t first_epoch = 0;    // of the blocks that run now
+  uint32_t cluster_epoch = 0;  // the last one before the latest cluster barrier
 
   struct Stacks* stacks = nullptr;
   char* shared = nullptr;

@@ -68,11 +68,13 @@ SIMT_FN float __double2float_rn(double x) { return static_cast<float>(x); }
 SIMT_FN float __ll2float_rn(long long x) { return static_cast<float>(x); }
 
 // ---- min and max of every pair of types that CUDA has them for ----
-#define SIMT_MIN_MAX(A, B, R)                                                                  \
-  SIMT_FN R min(A a, B b) { return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(a)   \
-                                                                         : static_cast<R>(b); } \
-  SIMT_FN R max(A a, B b) { return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(b)   \
-                                                                         : static_cast<R>(a); }
+#define SIMT_MIN_MAX(A, B, R)                                                             \
+  SIMT_FN R min(A a, B b) {                                                               \
+    return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(a) : static_cast<R>(b); \
+  }                                                                                       \
+  SIMT_FN R max(A a, B b) {                                                               \
+    return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(b) : static_cast<R>(a); \
+  }
 SIMT_MIN_MAX(int, int, int)
 SIMT_MIN_MAX(unsigned, unsigned, unsigned)
 SIMT_MIN_MAX(int, unsigned, unsigned)

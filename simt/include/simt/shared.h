@@ -30,17 +30,16 @@ char* shared_for_file_scope(size_t offset);
 
 }  // namespace simt
 
-#define SIMT_SHARED(name)                                                                   \
-  static const size_t name##__O = ::simt::place_shared_variable(                            \
-      sizeof(name##__T), alignof(name##__T), #name, {__FILE__, __LINE__});                  \
+#define SIMT_SHARED(name)                                                  \
+  static const size_t name##__O = ::simt::place_shared_variable(           \
+      sizeof(name##__T), alignof(name##__T), #name, {__FILE__, __LINE__}); \
   name##__T& name = *reinterpret_cast<name##__T*>(::simt::shared_variable(name##__O));
 
-#define SIMT_FILE_SHARED(name)                                                              \
-  static const size_t name##__O = ::simt::place_shared_variable(                            \
-      sizeof(name##__T), alignof(name##__T), #name, {__FILE__, __LINE__});                  \
-  static thread_local name##__T& name =                                                     \
+#define SIMT_FILE_SHARED(name)                                             \
+  static const size_t name##__O = ::simt::place_shared_variable(           \
+      sizeof(name##__T), alignof(name##__T), #name, {__FILE__, __LINE__}); \
+  static thread_local name##__T& name =                                    \
       *reinterpret_cast<name##__T*>(::simt::shared_for_file_scope(name##__O));
 
 #define SIMT_FILE_DYNAMIC_SHARED(type, name) \
-  static thread_local type* const name =     \
-      reinterpret_cast<type*>(::simt::shared_for_file_scope(0))
+  static thread_local type* const name = reinterpret_cast<type*>(::simt::shared_for_file_scope(0))

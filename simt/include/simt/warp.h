@@ -8,16 +8,16 @@ inline SIMT_UNWATCHED void __syncthreads(SIMT_HERE) {
   ::simt::block_barrier("__syncthreads()", here);
 }
 inline SIMT_UNWATCHED int __syncthreads_count(int predicate, SIMT_HERE) {
-  return ::simt::block_vote("__syncthreads_count()", [](int a, int b) { return a + b; }, 0,
-                            predicate != 0, here);
+  return ::simt::block_vote(
+      "__syncthreads_count()", [](int a, int b) { return a + b; }, 0, predicate != 0, here);
 }
 inline SIMT_UNWATCHED int __syncthreads_and(int predicate, SIMT_HERE) {
-  return ::simt::block_vote("__syncthreads_and()", [](int a, int b) { return a & b; }, 1,
-                            predicate != 0, here);
+  return ::simt::block_vote(
+      "__syncthreads_and()", [](int a, int b) { return a & b; }, 1, predicate != 0, here);
 }
 inline SIMT_UNWATCHED int __syncthreads_or(int predicate, SIMT_HERE) {
-  return ::simt::block_vote("__syncthreads_or()", [](int a, int b) { return a | b; }, 0,
-                            predicate != 0, here);
+  return ::simt::block_vote(
+      "__syncthreads_or()", [](int a, int b) { return a | b; }, 0, predicate != 0, here);
 }
 
 // ---- the lanes of a warp ----
@@ -91,12 +91,42 @@ SIMT_UNWATCHED void compute_match_all(Thread* lanes, unsigned arrived) {
 
 SIMT_UNWATCHED inline void compute_nothing(Thread*, unsigned) {}
 
-struct Add { template <class T> static T of(T a, T b) { return a + b; } };
-struct Min { template <class T> static T of(T a, T b) { return b < a ? b : a; } };
-struct Max { template <class T> static T of(T a, T b) { return a < b ? b : a; } };
-struct And { template <class T> static T of(T a, T b) { return a & b; } };
-struct Or { template <class T> static T of(T a, T b) { return a | b; } };
-struct Xor { template <class T> static T of(T a, T b) { return a ^ b; } };
+struct Add {
+  template <class T>
+  static T of(T a, T b) {
+    return a + b;
+  }
+};
+struct Min {
+  template <class T>
+  static T of(T a, T b) {
+    return b < a ? b : a;
+  }
+};
+struct Max {
+  template <class T>
+  static T of(T a, T b) {
+    return a < b ? b : a;
+  }
+};
+struct And {
+  template <class T>
+  static T of(T a, T b) {
+    return a & b;
+  }
+};
+struct Or {
+  template <class T>
+  static T of(T a, T b) {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class T>
+  static T of(T a, T b) {
+    return a ^ b;
+  }
+};
 
 SIMT_UNWATCHED inline int lane() { return static_cast<int>(thread->lane); }
 // The first and the last lane of the group of `width` lanes that the caller is in.
@@ -153,8 +183,8 @@ inline SIMT_UNWATCHED int __all_sync(unsigned mask, int predicate, SIMT_HERE) {
 
 template <class T>
 SIMT_UNWATCHED unsigned __match_any_sync(unsigned mask, T value, SIMT_HERE) {
-  return ::simt::warp_operation<unsigned>("__match_any_sync()", &::simt::compute_match_any<T>,
-                                          mask, value, 0, here);
+  return ::simt::warp_operation<unsigned>("__match_any_sync()", &::simt::compute_match_any<T>, mask,
+                                          value, 0, here);
 }
 template <class T>
 SIMT_UNWATCHED unsigned __match_all_sync(unsigned mask, T value, int* all, SIMT_HERE) {
@@ -164,12 +194,12 @@ SIMT_UNWATCHED unsigned __match_all_sync(unsigned mask, T value, int* all, SIMT_
   return same;
 }
 
-#define SIMT_WARP_REDUCTION(name, operation)                                                  \
-  template <class T>                                                                          \
-  SIMT_UNWATCHED T name(unsigned mask, T value, SIMT_HERE) {                                  \
-    static_assert(sizeof(T) == 4, #name " takes int or unsigned");                            \
-    return ::simt::warp_operation<T>(                                                         \
-        #name "()", &::simt::compute_reduction<T, ::simt::operation>, mask, value, 0, here);  \
+#define SIMT_WARP_REDUCTION(name, operation)                                                       \
+  template <class T>                                                                               \
+  SIMT_UNWATCHED T name(unsigned mask, T value, SIMT_HERE) {                                       \
+    static_assert(sizeof(T) == 4, #name " takes int or unsigned");                                 \
+    return ::simt::warp_operation<T>(#name "()", &::simt::compute_reduction<T, ::simt::operation>, \
+                                     mask, value, 0, here);                                        \
   }
 SIMT_WARP_REDUCTION(__reduce_add_sync, Add)
 SIMT_WARP_REDUCTION(__reduce_min_sync, Min)
