@@ -1,6 +1,6 @@
 // 5_in_flight.cu: four loads of 16 bytes in flight per thread
 // Before : a thread of rung 4 loads 4 bytes, waits, and is done
-// Idea   : as many blocks as the GPU holds at once; each thread strides through the tensor, and asks
+// Idea   : as many blocks as the GPU holds at once; each thread strides through the tensor and asks
 //          for 64 bytes before it adds the first
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
 // Result : 1.03 of copy bandwidth, 7.9x rung 4; bfloat16 1.00  (H200, 2^28 float32, CUDA 13.0)

@@ -104,7 +104,7 @@ __device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int6
   }
 }
 
-// Replaces each element by the sum of the tile up to it. Returns the sum of the tile, to all threads.
+// Replaces each element by the sum of the tile up to it. Returns the tile's sum, to all threads.
 template <typename T, typename A = typename Accumulator<T>::type>
 __device__ A scan_tile(Tile<T>& tile) {
   constexpr int N = Tile<T>::N;

@@ -1,6 +1,6 @@
 // 3_three_kernels.cu: many blocks a row
 // Before : rungs 1 and 2 give a row one block: one long row keeps one SM busy, of 132
-// Idea   : kernel 1 sums each tile, kernel 2 scans the sums, kernel 3 scans each tile, starting from
+// Idea   : kernel 1 sums each tile, kernel 2 scans the sums, kernel 3 scans each tile, from
 //          the sum of all tiles before it
 // Cost   : moves 3·n·sizeof(T) bytes, as kernels 1 and 3 both read x; 2·n are needed   Legal: any
 // Result : 0.55 of copy bandwidth, 0.9x torch.cumsum    (H200, 1x268435456 float32, CUDA 13.0)
@@ -104,7 +104,7 @@ __device__ void store(const Tile<T>& tile, A before, T* out, int64_t begin, int6
   }
 }
 
-// Replaces each element by the sum of the tile up to it. Returns the sum of the tile, to all threads.
+// Replaces each element by the sum of the tile up to it. Returns the tile's sum, to all threads.
 template <typename T, typename A = typename Accumulator<T>::type>
 __device__ A scan_tile(Tile<T>& tile) {
   constexpr int N = Tile<T>::N;

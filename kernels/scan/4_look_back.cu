@@ -107,7 +107,7 @@ __device__ void store(const Tile<T, PACKS>& tile, A before, T* out, int64_t begi
   }
 }
 
-// Replaces each element by the sum of the tile up to it. Returns the sum of the tile, to all threads.
+// Replaces each element by the sum of the tile up to it. Returns the tile's sum, to all threads.
 template <typename T, int PACKS, typename A = typename Accumulator<T>::type>
 __device__ A scan_tile(Tile<T, PACKS>& tile) {
   constexpr int N = Tile<T, PACKS>::N;

@@ -1,7 +1,7 @@
 // 7_tile_order.cu: tiles in an order that memory likes, and any shape
 // Before : the blocks of rung 6 that run together lie side by side: they read whole rows of `in`,
 //          and write 128 bytes here and there all over `out`
-// Idea   : blocks go down the columns, so that those running together write whole rows of `out`, and
+// Idea   : blocks go down the columns, so that those running together write whole rows of `out`;
 //          tiles have rows of 256 bytes. What fits no packs goes by elements, as in rung 4
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: any; packs where they fit
 // Result : 0.97 of copy bandwidth, 3.5x eager; bfloat16 and float16 0.97, float64 0.98, int8 0.91

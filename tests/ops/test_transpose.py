@@ -16,9 +16,7 @@ PACKS_ONLY = ("5_vectorized", "6_swizzle")
 def test_every_case(rung):
     report = lab.check("transpose", rung, isolate=False)
     on_gpu = report.backend == "cuda"  # where shapes are tried that no grid of rungs 1 to 4 covers
-    assert bool(report.having("outside")) == (
-        rung in PACKS_ONLY or on_gpu and rung != RUNGS[-1]
-    )
+    assert bool(report.having("outside")) == (rung in PACKS_ONLY or on_gpu and rung != RUNGS[-1])
 
 
 REFUSALS = {
