@@ -5,7 +5,7 @@
 // Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
 // Legal  : rows < 2^31, any cols
 // Result : 0.72 of copy bandwidth, 1.2x eager (H200, 32768x4096 float32, CUDA 13.0): slower than
-//          rung 3, whose second and third reads come from the cache; this one computes more
+//          rung 3, whose later reads may come from a cache; this one computes more
 // Try    : replace the loop's two exponentials by one and a branch; predict first
 
 #include <cuda_bf16.h>
