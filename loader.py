@@ -16,6 +16,7 @@ or meets another one leaves nothing behind that matters.
 import argparse
 import contextlib
 import difflib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -38,7 +39,7 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).resolve().parent
-FORMAT = "2"  # part of every hash: raise it when the way of building changes
+FORMAT = "3"  # part of every hash: raise it when the way of building changes
 DEFAULT_ARCH = "9.0a"  # compiled for where there is no GPU to ask
 KEEP_DAYS = 30
 # torch switches the operators of __half off; a plain nvcc call has them.
@@ -51,21 +52,26 @@ CXX_FLAGS = ["-O1", "-Wall", "-Wextra", "-fvisibility=hidden"]
 # All rungs define the same launcher: -Bsymbolic makes each library call its own.
 LD_FLAGS = ["-shared", "-Wl,-Bsymbolic", "-ltorch_python"]
 
-# Stands in for both compilers: puts the kernel in place of torch's stub, and keeps what torch and
-# ninja throw away, command and messages. The last argument is always the output.
+# Stands in for both compilers: puts the real files in place of torch's stubs, and keeps what torch
+# and ninja throw away: command, messages, headers. The last argument is always the output.
 WRAPPER = """#!/bin/sh
 for arg; do
   shift
   out=$arg
-  case $arg in *.cu) is_kernel=1 arg={kernel};; esac
+  case $arg in
+    */kernel*.cu) is_kernel=1 arg={kernel};;
+    */binding.cpp) arg={binding};;
+  esac
   set -- "$@" "$arg"
 done
 if [ "$is_kernel" ]; then set -- {kernel_compiler} "$@"; else set -- {cxx} "$@"; fi
 exec > "$out.log" 2>&1
 echo "+ $*"
-exec "$@"
+"$@" || {{ status=$?; rm -f "$out"; exit $status; }}
+[ -f "$out.d" ] && cp "$out.d" "$out.deps"
+: > "$out.done"
 """
-NOISE = re.compile(r"^(\+ |ptxas info).*\n", re.MULTILINE)  # in logs: commands, and ptxas -v
+NOISE = re.compile(r"^(\+ |ptxas info| +\d+ bytes stack frame).*\n", re.MULTILINE)  # in logs
 
 HINTS = {  # for what compilers and Python say and do not explain
     "unsupported GNU version|packs not expanded": "This g++ is too new for nvcc: try CXX=g++-13.",
@@ -77,7 +83,10 @@ HINTS = {  # for what compilers and Python say and do not explain
     "Killed|out of memory": "A compiler ran out of memory. MAX_JOBS=1 runs one at a time.",
     "module export function": "The binding must say PYBIND11_MODULE(TORCH_EXTENSION_NAME, m).",
     r"TORCH_LIBRARY\(\w+\) is": "Restart Python to load the new version, or register in Python.",
-    "invalid ELF|file too short": "The file is damaged. load(…, force=True) builds it again.",
+    "invalid ELF|file too short|file format not recognized|file truncated":
+        "A file in the cache is damaged. load(…, force=True) builds it again.",
+    "three-layers-compiler: Permission denied|failed to map segment":
+        "The cache is on a disk mounted noexec: set TORCH_EXTENSIONS_DIR to another folder.",
 }  # fmt: skip
 
 
@@ -91,11 +100,15 @@ class CompileError(RuntimeError):
 
     def __init__(self, message: str, output: str, log: Path, sources: Sequence[Path]):
         self.output, self.log, self.sources = output, log, list(sources)
-        lines = NOISE.sub("", output).splitlines()
+        self._arguments = message, output, log, sources
+        lines = [line[:500] for line in NOISE.sub("", output).splitlines()]
         if len(lines) > 60:
             lines[60:] = [f"… {len(lines) - 60} more lines"]
         hints = [hint for pattern, hint in HINTS.items() if re.search(pattern, output)]
         super().__init__("\n".join([message, "", *lines, "", *hints, f"(whole output: {log})"]))
+
+    def __reduce__(self):  # multiprocessing sends exceptions, and would hang
+        return type(self), self._arguments
 
 
 class Kernel(NamedTuple):
@@ -145,7 +158,7 @@ def rungs(op: str) -> list[str]:
 def _ladders() -> dict[str, list[Path]]:
     """The kernel files of each operator, from the first rung to the last."""
     layered, ladders = (ROOT / "kernels").is_dir(), {}
-    for path in ROOT.glob("kernels/*/*.cu" if layered else "*.cu"):
+    for path in ROOT.glob("kernels/*/[!.]*.cu" if layered else "[!.]*.cu"):  # editors leave .#x.cu
         ladders.setdefault(path.parent.name if layered else path.stem, []).append(path)
     for files in ladders.values():  # 2 before 10, and names without a number last
         files.sort(key=lambda p: (int(re.match(r"\d*", p.stem)[0] or sys.maxsize), p.stem))
@@ -221,6 +234,9 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     tools |= {"cxx": cxx, "home": home, "arch": arch, "cuda_flags": CUDA_FLAGS}
     compilers = [Path(path).resolve() for path in (cxx, tools["kernel_compiler"][0])]
     stamps = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in compilers]
+    variables = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "C_INCLUDE_PATH",
+                 "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")  # fmt: skip
+    stamps += [(name, os.environ.get(name)) for name in variables]
     key = _hash(FORMAT, sys.implementation.cache_tag, torch.__version__, torch.version.git_version,
                 torch.__file__, check, tools, stamps)  # fmt: skip
     return types.SimpleNamespace(**tools, attach=attach, flags=list(flags), key=key)
@@ -260,6 +276,7 @@ def cuda_home() -> Path:
         )
     if usable := [home for home, _, _, problem in _toolkits() if not problem]:
         return usable[0]
+    _toolkits.cache_clear()  # one may be installed before the next try
     seen = "".join(f"\n  {home} ({where}) {problem}" for home, where, _, problem in _toolkits())
     raise ToolchainError(
         f"there is no CUDA compiler for torch {torch.__version__} (CUDA {version}).{seen}\nInstall "
@@ -268,9 +285,12 @@ def cuda_home() -> Path:
 
 
 def _cxx() -> str:
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
+    wanted = os.environ.get("CXX")
+    for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
+        if path := shutil.which(name):
+            return os.path.abspath(path)
+    if wanted:
+        raise ToolchainError(f"CXX={wanted} is no program on PATH; one name, without arguments")
     raise ToolchainError("there is no C++ compiler. Install one: apt-get install g++")
 
 
@@ -290,12 +310,15 @@ def _arch_list() -> str:
         # From Hopper on, instructions of one chip alone (wgmma, setmaxnreg) need the "a".
         names = [f"{major}.{minor}{'a' * (major >= 9)}" for major, minor in sorted(gpus)]
         return ";".join(names) or DEFAULT_ARCH
+    listed = ";".join(filter(None, listed.split(";")))
     missed = set(gpus)
     for arch in listed.split(";"):
         if wrong := re.fullmatch(r"(?:sm_?|compute_)?(\d+)(\d)(a?(?:\+PTX)?)", arch):
             right = f"{wrong[1]}.{wrong[2]}{wrong[3]}"
             raise ToolchainError(f"TORCH_CUDA_ARCH_LIST={listed}: torch spells {arch} {right}")
-        if not (parts := re.match(r"(\d+)\.(\d+)(a?)(\+PTX)?", arch)):
+        if not (parts := re.fullmatch(r"(\d+)\.(\d+)(a?)(\+PTX)?", arch)):
+            if not re.match("[A-Z]", arch):
+                raise ToolchainError(f"TORCH_CUDA_ARCH_LIST={listed}: {arch} is no architecture")
             return listed  # names like Hopper: torch knows them
         built, one_chip, ptx = (int(parts[1]), int(parts[2])), parts[3], parts[4]
         for gpu in gpus:  # code runs on its own major version, PTX on everything newer
@@ -309,23 +332,33 @@ def _arch_list() -> str:
     return listed
 
 
-@functools.cache
+FOLDERS = ("objects", "libraries", "locks", "scratch", "logs")
+
+
 def cache_folder() -> Path:
     """The first of $TORCH_EXTENSIONS_DIR, ~/.cache and the temporary folder that can be used.
 
     Raises ToolchainError if none can.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    temporary = f"{tempfile.gettempdir()}/three_layers-{os.getuid()}"
-    problems = ""
-    for place in filter(None, (os.environ.get("TORCH_EXTENSIONS_DIR"), home, temporary)):
-        folder = Path(place).resolve() / "three_layers"
+    folder = _choose_cache_folder()
+    for name in FOLDERS:  # somebody may have deleted them
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _choose_cache_folder() -> Path:
+    home, problems = os.environ.get("XDG_CACHE_HOME") or "~/.cache", ""
+    places = os.environ.get("TORCH_EXTENSIONS_DIR"), home
+    for place in filter(None, (*places, f"{tempfile.gettempdir()}/three_layers-{os.getuid()}")):
+        folder = Path(os.path.abspath(os.path.expanduser(place))) / "three_layers"
+        if re.search(r"[~$:|\n]", str(folder)):  # there is no home, or ninja would not take it
+            continue
         try:
-            for name in ("objects", "libraries", "locks", "scratch", "logs"):
-                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 raise PermissionError("it belongs to another user")
-            with tempfile.TemporaryFile(dir=folder / "scratch"):
+            with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
             problems += f"\n  {folder}: {error}"
@@ -345,24 +378,26 @@ def _write(path: Path, text: str) -> None:
     os.replace(file.name, path)
 
 
-def _object_name(path: Path, op: str, tools: types.SimpleNamespace) -> str:
-    """A hash of the toolchain, a source, and the headers that it and they name.
-
-    Every file that a preprocessor line names counts, be it included or not, if it lies in the
-    folder of the file with that line or in one named by the flags. Others belong to the toolchain.
-    """
-    named = [Path(re.sub("^-(I|isystem|include)", "", flag)) for flag in tools.flags]
-    files = [path, *(file for file in named if file.is_file())]
-    for file in files:  # which grows
-        for name in re.findall(rb'^[ \t]*#.*?["<](.+?)[">]', file.read_bytes(), re.MULTILINE):
-            for folder in (file.parent, *named):
-                header = Path(os.path.realpath(folder / os.fsdecode(name)))
-                if os.path.isfile(header) and header not in files:
-                    files.append(header)
+def _object_name(path: Path, op: str, tools: types.SimpleNamespace) -> tuple[str, str]:
+    """(hash of the toolchain and a source, hash of these and the headers it had the last time)."""
     flags = tools.flags if path.suffix == ".cu" else []
     if str(path) in tools.sources:
         op = ""  # the CPU machine's own sources serve all operators
-    return _hash(tools.key, op, flags, path, *(file.read_bytes() for file in files))
+    source = _hash(tools.key, op, flags, path, path.read_bytes())
+    known = cache_folder() / "objects" / f"{source}.headers"
+    headers = known.read_text().splitlines() if known.exists() else []
+    return source, _hash(source, *(os.path.isfile(h) and Path(h).read_bytes() for h in headers))
+
+
+def _own_headers(deps: Path, path: Path, tools: types.SimpleNamespace) -> list[str]:
+    """The headers that the compiler says it read, less those that a version number stands for."""
+    listed = deps.read_text().replace("\\\n", " ").partition(": ")[2].replace("$$", "$")
+    names = [re.sub(r"\\(.)", r"\1", name) for name in re.findall(r"(?:\\.|\S)+", listed)]
+    known = [Path(torch.__file__).parent, Path("/usr"), Path(sys.base_prefix), ROOT / "simt"]
+    known += [tools.home] if tools.home else [Path(folder) for folder in tools.include_paths]
+    found = {os.path.abspath(deps.parent / name) for name in names} - {str(path)}
+    own = [h for h in found if not any(Path(h).is_relative_to(k) for k in known)]
+    return sorted(h for h in own if os.path.isfile(h) and Path(h).parent != deps.parent)  # no stubs
 
 
 def _names(sources: Iterable[Path], tools: types.SimpleNamespace) -> tuple[str, ...]:
@@ -389,95 +424,117 @@ def _heartbeat(doing: Callable[[], str]) -> Iterator[None]:
         done.set()
 
 
-def _build(op: str, objects: dict[Path, str], record: Path, tools, force: bool) -> set[Path]:
-    """Compile the sources whose object is not in the cache, link all, write ``record``.
+def _build(op: str, objects: dict[Path, tuple[str, str]], record: Callable[[], Path], tools,
+           force: bool) -> set[Path]:  # fmt: skip
+    """Compile the sources whose object is not in the cache, link all, write the record.
 
-    Returns the sources compiled. ``objects`` maps each source to the name of its object.
+    Returns the sources compiled. ``objects`` maps each source to ``_object_name()`` of it.
     """
-    store = cache_folder() / "objects"
+    store, start = cache_folder() / "objects", time.time()
     scratch = Path(tempfile.mkdtemp(prefix=f"{op}-", dir=cache_folder() / "scratch"))
+    wrapper, kernel = list(objects)[:2]
+    stems = {wrapper: "binding", kernel: "kernel.cuda"}
     made, stored = {}, []
-    for path, name in objects.items():
+    for path, (_, name) in objects.items():
         if (store / f"{name}.log").exists() and not force:  # its log is stored after the object
             stored.append(store / f"{name}.o")
         else:
-            made[path] = scratch / ("kernel.cuda.o" if path.suffix == ".cu" else f"{path.stem}.o")
-    kernel = next(path for path in objects if path.suffix == ".cu")
+            made[path] = scratch / f"{stems.get(path, path.stem)}.o"
+
+    def done(path: Path) -> bool:
+        return Path(f"{made[path]}.done").exists()
 
     def progress() -> str:
-        busy = ", ".join(_names((path for path, file in made.items() if not file.exists()), tools))
+        busy = ", ".join(_names((path for path in made if not done(path)), tools))
         return f"building {op}/{kernel.stem}: {f'compiling {busy}' if busy else 'linking'}"
 
     def keep() -> bool:
-        """Store what was made from the text that its name stands for. False: not all was."""
-        done = [path for path, file in made.items() if file.exists()]
-        done = [path for path in done if _object_name(path, op, tools) == objects[path]]
-        for path in done:
-            made[path].replace(store / f"{objects[path]}.o")
-            Path(f"{made[path]}.log").replace(store / f"{objects[path]}.log")
-        return len(done) == len(made)
+        """Store what was compiled, unless it was edited meanwhile. Returns whether all is kept."""
+        kept = 0
+        for path in filter(done, made):
+            headers = _own_headers(Path(f"{made[path]}.deps"), path, tools)
+            edited = any(start < os.stat(h).st_mtime <= time.time() for h in headers)
+            if edited or _object_name(path, op, tools)[0] != objects[path][0]:
+                continue
+            _write(store / f"{objects[path][0]}.headers", "\n".join(headers))
+            name = _object_name(path, op, tools)[1]
+            made[path].replace(store / f"{name}.o")
+            Path(f"{made[path]}.log").replace(store / f"{name}.log")
+            kept += 1
+        return kept == len(made)
 
     try:
         try:
             with _heartbeat(progress):
-                linked = _torch_load(op, kernel, made, stored, scratch, tools)
+                linked = _torch_load(op, wrapper, kernel, made, stored, scratch, tools)
         except CompileError:
             keep()  # the binding need not be compiled again when the kernel is mended
             raise
         if not keep():
-            return set(made)  # a source was edited meanwhile
-        logs = [store / f"{name}.log" for name in objects.values()]
-        library = record.with_name(f"{scratch.name}.so")
+            return set(made)
+        logs = [store / f"{_object_name(path, op, tools)[1]}.log" for path in objects]
+        library = cache_folder() / "libraries" / f"{scratch.name}.so"
         library.with_suffix(".log").write_bytes(b"".join(path.read_bytes() for path in logs))
         linked.replace(library)
-        _write(record, library.name)
+        _write(record(), library.name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for path in cache_folder().glob("*/*"):
+        days = 1 if path.parent.name == "scratch" else KEEP_DAYS  # left by a killed process
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:  # not used for so long
+            if path.stat().st_mtime < time.time() - days * 86400:  # not used for so long
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     return set(made)
 
 
 _torch_load_lock = threading.Lock()  # torch takes its settings from the environment
+
+
+def _new_lock() -> None:
+    global _torch_load_lock
+    _torch_load_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)  # a thread of the parent may hold the old one
 logging.getLogger("torch.utils.cpp_extension").addFilter(  # CUDA_HOME is set below
     lambda record: "No CUDA runtime is found" not in record.getMessage()
 )
 
 
-def _torch_load(op: str, kernel: Path, made: dict[Path, Path], stored: list[Path], scratch: Path,
-                tools: types.SimpleNamespace) -> Path:  # fmt: skip
+def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], stored: list[Path],
+                scratch: Path, tools: types.SimpleNamespace) -> Path:  # fmt: skip
     """Compile the sources of ``made``, link them with ``stored``, return the library."""
     compiler = scratch / "three-layers-compiler"
     compiler.write_text(WRAPPER.format(
         kernel_compiler=shlex.join([*tools.kernel_compiler, *tools.flags]),
-        kernel=shlex.quote(str(kernel)), cxx=shlex.quote(tools.cxx),
+        kernel=shlex.quote(str(kernel)), binding=shlex.quote(str(wrapper)),
+        cxx=shlex.quote(tools.cxx),
     ))  # fmt: skip
     compiler.chmod(0o755)
-    # torch gets a stub for the kernel, because it would call op.cpp and op.cu both op.o on the CPU
-    # machine, and one to compile if there is nothing else.
-    stub = scratch / ("kernel.cu" if tools.arch else "kernel.cuda.cu")
-    nothing = scratch / "nothing_to_compile.cpp"
-    stub.touch()
-    nothing.touch()
-    inputs = [stub if path.suffix == ".cu" else path for path in made] or [nothing]
+    # torch gets stubs: it would call op.cpp and op.cu both op.o on the CPU machine, and its ninja
+    # file does not survive every character of a path.
+    stubs = {wrapper: scratch / "binding.cpp", None: scratch / "nothing_to_compile.cpp"}
+    stubs[kernel] = scratch / ("kernel.cu" if tools.arch else "kernel.cuda.cu")
+    for stub in stubs.values():
+        stub.touch()
+    inputs = [stubs.get(path, path) for path in made] or [stubs[None]]
     if tools.arch:  # pip's toolkit has libcudart.so.13, and not the name the linker looks for
         for library in sorted(tools.home.glob("lib*/libcudart.so*"))[:1]:
             (scratch / "libcudart.so").symlink_to(library)
     places = [str(scratch), str(Path(_ninja()).parent), os.environ.get("PATH", "")]
+    settings = {  # the compiler by name: torch would split a path at its spaces
+        "PATH": os.pathsep.join(places), "CXX": compiler.name, "PYTORCH_NVCC": compiler.name,
+        "TORCH_CUDA_ARCH_LIST": tools.arch, "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "0",
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # it would run the stand-in
+        "CC": None,  # torch would give nvcc a second -ccbin
+    }  # fmt: skip
     with _torch_load_lock:
-        before = dict(os.environ)
-        os.environ.pop("CC", None)  # torch would give nvcc a second -ccbin
-        os.environ.update(  # the compiler by name: torch would split a path at its spaces
-            PATH=os.pathsep.join(places), CXX=compiler.name, PYTORCH_NVCC=compiler.name,
-            TORCH_CUDA_ARCH_LIST=tools.arch, TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES="0",
-            TORCH_DONT_CHECK_COMPILER_ABI="1",  # it would run the stand-in
-        )  # fmt: skip
-        try:
-            from torch.utils import cpp_extension  # late: a cached load does without its 0.2 s
+        from torch.utils import cpp_extension  # late: a cached load does without its 0.2 s
 
-            cpp_extension.CUDA_HOME = tools.home and str(tools.home)
+        before = {name: os.environ.get(name) for name in settings}, cpp_extension.CUDA_HOME
+        _set_environment(settings)
+        cpp_extension.CUDA_HOME = tools.home and str(tools.home)
+        try:
             # "Standalone" makes torch return the path of what it linked: the extension's name stays
             # out of the objects, and nothing is imported under a name that was used before. The
             # name is new each time, so that torch never believes there is nothing to do.
@@ -494,19 +551,26 @@ def _torch_load(op: str, kernel: Path, made: dict[Path, Path], stored: list[Path
         except ValueError as error:  # torch does not know the architecture
             raise ToolchainError(f"TORCH_CUDA_ARCH_LIST={tools.arch}: {error}") from None
         except RuntimeError as error:
-            logs = {path: Path(f"{file}.log") for path, file in made.items() if not file.exists()}
+            logs = {p: Path(f"{o}.log") for p, o in made.items() if not Path(f"{o}.done").exists()}
             failed = [path for path, log in logs.items() if log.exists()]  # others did not begin
             said = [logs[path] for path in failed] or scratch.glob(f"{scratch.name}.log")
             output = "".join(log.read_text(errors="replace") for log in said) or str(error)
             log = cache_folder() / "logs" / f"{op}-{kernel.stem}.log"
-            log.write_text(output)
+            with contextlib.suppress(OSError):  # the disk may be full
+                log.write_text(output)
             names = ", ".join(path.name for path in failed)
             what = f"{names} did not compile:" if failed else f"{op} did not link:"
             raise CompileError(what, output, log, failed) from None
         finally:
-            for name in set(os.environ) - set(before):
-                del os.environ[name]
-            os.environ.update(before)
+            _set_environment(before[0])
+            cpp_extension.CUDA_HOME = before[1]
+
+
+def _set_environment(settings: dict[str, str | None]) -> None:
+    for name, value in settings.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @functools.cache
@@ -554,36 +618,60 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
     """
     start = time.perf_counter()
     backend = backend or default_backend()
-    if not op.isidentifier():
-        raise ValueError(f"op must be a name that Python accepts, got {op!r}")
-    if any("arch" in flag or "gencode" in flag for flag in flags):
+    if not str(op).isidentifier() or not str(op).isascii():
+        raise ValueError(f"op must be a name that Python and C accept, got {op!r}")
+    if isinstance(flags, str):
+        raise ValueError(f"flags must be a list, got the string {flags!r}")
+    arch = re.compile(r"--?(gpu-)?(arch(itecture)?|code|gencode|generate-code)\b")
+    if any(map(arch.match, flags)):
         raise ValueError(f"set TORCH_CUDA_ARCH_LIST; flags cannot name an architecture: {flags}")
+    if wrong := [flag for flag in flags if re.match(r"-I(?!/)", flag)]:
+        raise ValueError(f"folders in flags must be absolute, got {wrong}")
     kernel = find_rung(op, rung)
     wrapper = Path(binding).resolve() if binding else find_binding(op)
+    if not wrapper.is_file() or wrapper.suffix == ".cu":
+        raise LookupError(f"there is no C++ file {wrapper} to bind {op} with")
     tools = _toolchain(backend, check, flags)
     sources, compiled, built = [wrapper, kernel, *map(Path, tools.sources)], set(), False
     lock = cache_folder() / "locks" / _hash(tools.key, op, wrapper, kernel)
-    with open(lock, "w") as file:  # that of a dead process is free
-        with _heartbeat(lambda: f"{op}/{kernel.stem} is being built by another process; waiting"):
+
+    def look() -> tuple[dict[Path, tuple[str, str]], Path]:
+        objects = {path: _object_name(path, op, tools) for path in sources}
+        name = _hash(tools.key, op, *(name for _, name in objects.values()))
+        return objects, cache_folder() / "libraries" / name
+
+    with open(lock, "w") as file, contextlib.ExitStack() as stack:  # a dead process's lock is free
+        with _heartbeat(lambda: f"{op}/{kernel.stem} is being built by somebody else; waiting"):
             fcntl.flock(file, fcntl.LOCK_EX)
+        stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # also for a child forked meanwhile
         while True:  # again after each build: a source can be edited while it is compiled
-            objects = {path: _object_name(path, op, tools) for path in sources}
-            record = cache_folder() / "libraries" / _hash(tools.key, op, *objects.values())
-            library = record.with_name(record.read_text() if record.exists() else "none.so")
+            objects, record = look()
+            name = record.read_text() if record.exists() else ""
+            library = record.with_name(name or "none.so")
             if library.exists() and (built or not force):
                 break
-            compiled |= _build(op, objects, record, tools, force)
+            try:
+                compiled |= _build(op, objects, lambda: look()[1], tools, force)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise ToolchainError(f"the disk of {cache_folder()} is full. {error}") from None
             built = True
         log = library.with_suffix(".log")
-        for path in (record, library, log):
-            os.utime(path)  # in use, so not to be pruned
+        store = cache_folder() / "objects"
+        lists = [store / f"{source}.headers" for source, _ in objects.values()]
+        used = [store / f"{name}.{end}" for _, name in objects.values() for end in ("o", "log")]
+        for path in (record, library, log, *lists, *used):
+            with contextlib.suppress(OSError):
+                os.utime(path)  # not to be pruned
         output = log.read_text(errors="replace") if built else ""
         if verbose:
             print(output, end="")
         elif "warning" in NOISE.sub("", output):
             print(NOISE.sub("", output), end="", file=sys.stderr)
         if library not in _loaded:
-            module = _import(op, library, wrapper, kernel)
+            headers = {Path(h) for f in lists if f.exists() for h in f.read_text().splitlines()}
+            module = _import(op, library, wrapper, kernel, sorted(headers))
             _loaded[library] = tools.attach(module, check) if tools.attach else module
     module = _loaded[library]
     names = [_names((p for p in sources if (p in compiled) == d), tools) for d in (True, False)]
@@ -592,17 +680,21 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
     return module
 
 
-def _import(op: str, library: Path, binding: Path, kernel: Path) -> types.ModuleType:
+def _import(op: str, library: Path, binding: Path, kernel: Path, headers: Sequence[Path]):
     """Import under a name never used before: Python and pybind11 both remember names."""
-    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", binding.read_text(), flags=re.DOTALL)
+    texts = [path.read_text(errors="replace") for path in (binding, kernel, *headers)]
+    code = re.sub(r"//[^\n]*|/\*.*?\*/|^\s*#[^\n]*", "", "\n".join(texts), flags=re.S | re.M)
+    names = re.findall(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(\s*(\w+)", code)
+    namespaces = [op if name == "TORCH_EXTENSION_NAME" else name for name in names]
     try:
-        for namespace in re.findall(r"\bTORCH_LIBRARY\s*\(\s*(\w+)", code):
-            if _registered.setdefault(namespace, library) != library:
+        for namespace in namespaces:
+            if _registered.get(namespace, library) != library:
                 raise ImportError(f"TORCH_LIBRARY({namespace}) is registered in this process")
         name = f"{library.stem}.{op}"  # Python calls PyInit_<what follows the last dot>
         spec = importlib.util.spec_from_file_location(name, library)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        _registered.update(dict.fromkeys(namespaces, library))
         return module
     except ImportError as error:
         why = f"{op} was built and cannot be loaded:"
@@ -660,7 +752,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "doctor":
             return 0 if doctor() else 1
         if options.command == "clean":
-            shutil.rmtree(cache_folder())
+            for path in cache_folder().glob("[ol]*/*"):  # not scratch/: others may be building
+                path.unlink(missing_ok=True)
             return 0
         for op in [options.op] if options.op else ops():
             for rung in [options.rung] if options.rung else rungs(op):
@@ -668,7 +761,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"{op}/{rung}")
                 else:
                     print(load(op, rung, options.backend, options.force, options.verbose).build)
-    except (CompileError, ToolchainError, LookupError) as error:
+    except (CompileError, ToolchainError, LookupError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

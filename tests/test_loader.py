@@ -3,8 +3,10 @@
 Real compilers, no GPU: the "kernels" here are host functions in .cu files (see conftest.Project).
 """
 
+import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +136,40 @@ def test_header_edits_are_seen(project):
     inner.unlink()
     with pytest.raises(loader.CompileError, match="inner.h"):
         value(loader)
+
+
+@pytest.mark.parametrize(
+    ("before", "flags"),
+    [
+        ('#include "h.cuh"', []),
+        ('/* x */ #include "h.cuh"', []),
+        ('#include \\\n "h.cuh"', []),
+        ("#define S(x) #x\n#include S(h.cuh)", []),
+        ("#include <h.cuh>", ["-I{}"]),
+        ("#include H", ['-DH="h.cuh"', "-I{}"]),
+        ('#include "link.cuh"', []),
+    ],
+)
+def test_headers_however_they_are_named(project, before, flags):
+    header = project.folder / "h.cuh"
+    (project.folder / "elsewhere").mkdir()
+    (project.folder / "elsewhere" / "link.cuh").write_text('#include "h.cuh"\n')
+    (project.folder / "link.cuh").symlink_to(project.folder / "elsewhere" / "link.cuh")
+    flags = [flag.format(project.folder) for flag in flags]
+    project.kernel("NUMBER", before=before)
+    loader = project.loader()
+    for number in (1, 2, 1):
+        header.write_text(f"#define NUMBER {number}\n")
+        os.utime(header, (number, number))
+        assert value(loader, flags=flags) == number
+
+
+def test_variables_that_change_the_compiler_count(project, monkeypatch):
+    project.kernel("NUMBER")
+    loader = project.loader()
+    for number in (1, 2):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", f"-DNUMBER={number}")
+        assert value(loader) == number
 
 
 def test_a_source_edited_while_it_compiles_is_compiled_again(project, monkeypatch):
@@ -313,6 +349,50 @@ def test_a_torch_library_is_not_registered_twice(project):
     assert value(project.loader()) == 2
 
 
+def test_a_torch_library_in_a_header_and_by_other_names(project):
+    macro = "#define TORCH_LIBRARY_FRAGMENT(name, m) static int name##_##m\n"
+    (project.folder / "ops.h").write_text(macro + "TORCH_LIBRARY_FRAGMENT(mine, m);\n")
+    (project.folder / "scale.cpp").write_text('#include "ops.h"\n' + project.CPP)
+    project.kernel(1).write_text("int wrong_name() { return 1; }\n")
+    loader = project.loader()
+    with pytest.raises(loader.CompileError, match="does not define"):
+        value(loader)  # nothing was registered
+    project.kernel(1)
+    assert value(loader) == 1
+    project.kernel(2)
+    with pytest.raises(loader.CompileError, match=r"TORCH_LIBRARY\(mine\) is registered"):
+        value(loader)
+
+
+def test_an_object_that_a_compiler_left_half_written_is_not_kept(project, tmp_path, monkeypatch):
+    script = tmp_path / "dying-g++"
+    script.write_text('#!/bin/sh\nfor a; do last=$a; done\necho half > "$last"\nexit 1\n')
+    script.chmod(0o755)
+    loader = project.loader()
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_cxx", lambda: str(script))
+        with pytest.raises(loader.CompileError, match="did not compile"):
+            value(loader)
+    assert value(loader) == 1
+
+
+def test_errors_reach_other_processes(project):
+    error = project.loader().CompileError("what", "output", project.folder / "log", [Path("x.cu")])
+    copied = type(error)(*error.__reduce__()[1])
+    assert (str(copied), copied.output, copied.sources) == (str(error), "output", [Path("x.cu")])
+
+
+def test_a_cleaned_cache_is_filled_again(project, cache):
+    loader = project.loader()
+    assert value(loader) == 1
+    assert loader.main(["clean"]) == 0
+    assert not list(cache.glob("objects/*")) and not list(cache.glob("libraries/*"))
+    assert value(loader) == 1
+    shutil.rmtree(cache)
+    project.kernel(2)
+    assert value(loader) == 2
+
+
 def test_a_damaged_library_says_so_and_force_mends_it(project, cache):
     assert finished(run(project, LOAD)) == "1"
     (library,) = cache.glob("libraries/*.so")
@@ -338,7 +418,7 @@ def slow(project, tmp_path, monkeypatch):
 
 def started_compiling(cache: Path) -> None:
     deadline = time.time() + 60
-    while not list(cache.glob("scratch/*/scale.o.log")):
+    while not list(cache.glob("scratch/*/binding.o.log")):
         assert time.time() < deadline, "the build did not start"
         time.sleep(0.05)
 
@@ -389,6 +469,43 @@ def test_threads_and_processes_at_once_build_once(slow, cache):
     assert sum("scale.cpp" in first for first, *_ in outputs) <= 1
 
 
+def test_a_child_forked_during_a_build_holds_nothing_up(slow, cache):
+    code = f"""
+        import threading, time
+        thread = threading.Thread(target=lambda: loader.load('scale', backend='cuda'))
+        thread.start()
+        while not list(loader.cache_folder().glob('scratch/*/binding.o.log')): time.sleep(0.05)
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        thread.join()
+        start = time.time()
+        {LOAD}
+        print(time.time() - start < 20, os.environ.get('CXX', '').endswith('slow-g++'))
+        sys.stdout.flush()
+        os.kill(0, 9)
+    """
+    out, err = run(slow, code, start_new_session=True).communicate(timeout=120)
+    assert out.split() == ["1", "True", "True"], err
+
+
+def test_the_environment_is_left_as_it_was(project, monkeypatch):
+    from torch.utils import cpp_extension
+
+    loader = project.loader()
+    before, home = dict(os.environ), cpp_extension.CUDA_HOME
+    load = cpp_extension.load
+
+    def load_meanwhile(**kwargs):
+        os.environ["SET_MEANWHILE"] = "1"  # by another thread, say
+        return load(**kwargs)
+
+    monkeypatch.setattr(cpp_extension, "load", load_meanwhile)
+    assert value(loader) == 1
+    assert os.environ.pop("SET_MEANWHILE") == "1"
+    assert (dict(os.environ), cpp_extension.CUDA_HOME) == (before, home)
+
+
 def test_long_builds_say_that_they_are_alive(slow):
     process = run(slow, LOAD)
     out, err = process.communicate(timeout=120)
@@ -402,6 +519,36 @@ def test_long_builds_say_that_they_are_alive(slow):
 def test_ninja_beside_python_is_found_without_path(project):
     plain = {**os.environ, "PATH": "/usr/bin:/bin"}
     assert finished(run(project, LOAD, env=plain)) == "1"
+
+
+def test_a_compiler_that_is_not_there(project, monkeypatch):
+    monkeypatch.setenv("CXX", "ccache g++")
+    loader = project.loader()
+    with pytest.raises(loader.ToolchainError, match=r"CXX=ccache g\+\+ is no program"):
+        value(loader)
+
+
+def test_files_that_editors_leave_are_no_rungs(project):
+    project.kernel(1, "kernels/scale/1_one.cu")
+    (project.folder / "kernels/scale/.#2_two.cu").symlink_to("nowhere")
+    (project.folder / "kernels/scale/.~3_three.cu").write_text("")
+    assert project.loader().rungs("scale") == ["1_one"]
+
+
+def test_binding_by_path(project):
+    binding = project.folder / "my own $binding.cc"
+    binding.write_text("// caf\u00e9\n" + project.CPP, encoding="latin-1")
+    loader = project.loader()
+    assert value(loader, binding=binding) == 1
+    for wrong in ("nowhere.cpp", project.folder / "scale.cu"):
+        with pytest.raises(LookupError, match="no C.. file .* to bind scale with"):
+            value(loader, binding=wrong)
+
+
+@pytest.mark.parametrize("flags", ["-DX=1", ["-Iinclude"], ["--gpu-architecture=sm_80"]])
+def test_flags_that_cannot_work(project, flags):
+    with pytest.raises(ValueError, match="flags"):
+        value(project.loader(), flags=flags)
 
 
 def test_no_ninja_at_all(project, monkeypatch):
@@ -439,11 +586,19 @@ def test_a_toolkit_of_another_version_is_passed_over(project, tmp_path, monkeypa
 
 def test_no_usable_toolkit(project, tmp_path, monkeypatch):
     loader = project.loader()
-    monkeypatch.setattr(loader, "_toolkits", lambda: [(tmp_path, "CUDA_HOME", "0.0", "is old")])
+    found = [(tmp_path, "CUDA_HOME", "0.0", "is old")]
+    monkeypatch.setattr(loader, "_toolkits", functools.cache(lambda: found))
     with pytest.raises(loader.ToolchainError) as caught:
         value(loader)
     assert f"{tmp_path} (CUDA_HOME) is old" in str(caught.value)
     assert "pip install 'cuda-toolkit[nvcc" in str(caught.value)
+
+
+def test_nonsense_for_an_architecture(project, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0;banana")
+    loader = project.loader()
+    with pytest.raises(loader.ToolchainError, match="banana is no architecture"):
+        value(loader)
 
 
 @pytest.mark.parametrize("wrong", ["sm_90a", "90a", "sm_90a+PTX"])

@@ -5,7 +5,8 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Read twice: rows over 262144 values
 //          (float64: 131072), odd or misaligned rows over 16384 (8192)
 // Legal  : everything
-// Result : rows on 16-byte boundaries as rungs 4 and 5, measured there; else, of copy bandwidth,
+// Result : not measured yet
+// Seen   : rows on 16-byte boundaries as rungs 4 and 5, measured there; else, of copy bandwidth,
 //          65536x128 0.92 (bfloat16 0.64), 4x eager; 32768x4099 0.87 (0.50), 2.5x eager (H200)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 

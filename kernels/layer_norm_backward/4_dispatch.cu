@@ -4,7 +4,8 @@
 //          cluster of blocks that add up through distributed shared memory
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 131072 values (float64: 65536) are read 3 times
 // Legal  : everything
-// Result : 0.96 of copy bandwidth, 2.3x eager (H200, 32768x4096 float32, CUDA 13.0);
+// Result : not measured yet
+// Seen   : 0.96 of copy bandwidth, 2.3x eager (H200, 32768x4096 float32, CUDA 13.0);
 //          0.63, 1.5x eager (32768x4096 bfloat16); 0.81, 8.9x eager (65536x128 float32);
 //          0.59, 11.4x eager (65536x128 bfloat16); 0.46, 1.1x eager (2048x65536 float32);
 //          0.24, 0.7x eager (2048x65536 bfloat16); 0.47, 1.4x eager (32768x4099 float32);

@@ -5,7 +5,7 @@
 // Cost   : 2·M·N·K operations; 1 KB loaded for 8192 of them: far too much for L2
 //          Legal: row-major, M, N, K and row strides multiples of 16; float16 from sm_70, bfloat16
 //          from sm_80; pointers aligned to 32 bytes
-// Result : not measured yet
+// Result : 0.04 of matmul, 0.04x eager  (H200, bfloat16 (4096, 4096) @ (4096, 4096), CUDA 13.0)
 // Try    : WARPS 4 → 1; predict first
 
 #include <cuda_bf16.h>

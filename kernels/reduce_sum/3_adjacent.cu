@@ -3,7 +3,8 @@
 // Idea   : halve from the other side: the first 128 threads add the upper half, then 64, …; whole
 //          warps fall silent, and neighbours read neighbouring banks
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
-// Result : 0.13 of copy bandwidth, as rung 2: this is not what holds it up, loading one element
+// Result : 0.12 of read, 232.12x rung 1, 0.12x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Seen   : 0.13 of copy bandwidth, as rung 2: this is not what holds it up, loading one element
 //          a thread is                         (H200, 2^28 float32, CUDA 13.0)
 // Try    : BLOCK 256 → 1024; predict first
 

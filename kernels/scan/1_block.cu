@@ -3,7 +3,8 @@
 // Idea   : everybody adds the sum 1 to the left, then 2, 4, 8, …: after 8 steps each has all 256
 //          (Hillis and Steele, 1986); the total is carried over to the next 256
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows < 2^31, any n
-// Result : 0.37 of copy bandwidth                        (H200, 65536x4096 float32, CUDA 13.0)
+// Result : not measured yet
+// Seen   : 0.37 of copy bandwidth                        (H200, 65536x4096 float32, CUDA 13.0)
 // Try    : remove the second __syncthreads of the loop; who reads too early?
 
 #include <cuda_bf16.h>

@@ -4,7 +4,8 @@
 //          predecessors' sums until one has published the sum of all before it as well (Merrill and
 //          Garland, 2016); nobody waits for a whole kernel
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows · tiles < 2^31
-// Result : 0.67 of copy bandwidth, 1.2x rung 3, 1.08x torch.cumsum (CUB); bfloat16 0.52, 2.1x;
+// Result : not measured yet
+// Seen   : 0.67 of copy bandwidth, 1.2x rung 3, 1.08x torch.cumsum (CUB); bfloat16 0.52, 2.1x;
 //          float64 0.56, 0.84x; 65536x4096 0.96             (H200, 1x268435456 float32, CUDA 13.0)
 //          Looking at 4 or 8 predecessors a lane was slower: 0.64 and 0.43
 // Try    : MOST_PACKS 8 → 16, float64; predict first

@@ -4,7 +4,8 @@
 //          by row length; up to 15 values before and after the 16-byte packs go one by one
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
-// Result : rows of 1024 to 16384 values on 16-byte boundaries as rung 5, measured there; else, of
+// Result : not measured yet
+// Seen   : rows of 1024 to 16384 values on 16-byte boundaries as rung 5, measured there; else, of
 //          copy bandwidth, 4096x65536 0.89, 1.8x eager (bfloat16 0.65, 1.2x), 1024x262144 0.80, 1.6x
 //          (0.57, 1.3x), 32768x4099 0.98, 1.7x (0.76, 2.7x), 262144x128 0.98, 1.0x (0.72, 1.3x);
 //          128x1048576 0.26, 0.6x (0.14, 0.4x) (H200, CUDA 13.0)
