@@ -47,7 +47,8 @@ $(VENV)/ready: requirements.txt $(wildcard .jupyter/*/*.json .jupyter/*/*/*.js)
 	@$(PYTHON) -c 'import sysconfig, os, sys; \
 	  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
 	  { echo "Python's headers are missing. Install them: apt-get install python3-dev"; exit 1; }
-	@$(PYTHON) -c 'import shutil, sys; sys.exit(shutil.disk_usage(".").free < 9e9)' || \
+	@test -d $(VENV) || $(PYTHON) -c 'import shutil, sys; \
+	  sys.exit(shutil.disk_usage(".").free < 9e9)' || \
 	  { echo "Less than 9 GB are free here; PyTorch and CUDA need 6, and 3 while they install."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import loader
+from tests.conftest import ROOT
 
 RUNGS = [loader.find_rung(op, rung) for op in loader.ops() for rung in loader.rungs(op)]
 BINDINGS = sorted((ROOT / "bindings").glob("*.cpp"))

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+
+from tests.conftest import ROOT
 
 
 def value(loader, **kwargs) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import ROOT
 
 from lab.notebooks import FOLDER, digest, execute
+from tests.conftest import ROOT
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import needs_gpu
 
 import loader
 from ops.common import tensor
 from ops.vector_add import vector_add
+from tests.conftest import needs_gpu
 
 RUNGS = loader.rungs("vector_add")
 
