@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import needs_gpu
+from tests.conftest import needs_gpu
 
 import lab
 import loader
