@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lab
-from lab.checker import CheckError, run
+from lab.checker import CPU_ELEMENTS, CheckError, run
 from lab.compare import differences
 from ops.common import FLOATS, Case, Cost, tensor
 
@@ -190,7 +190,7 @@ def test_a_case_too_big_for_this_machine_is_skipped_and_named(check):
     big = check.case((1 << 40,), "contiguous", torch.float32)
     report = check(cases=lambda: [big, check.case((3,), "contiguous", torch.float32)])
     assert report.ok and report.results[0].status == "skipped"
-    assert "skipped: over 2,097,152 elements, for a GPU" in str(report)
+    assert f"skipped: over {CPU_ELEMENTS:,} elements, for a GPU" in str(report)
 
 
 def test_check_raises_with_the_report(check, monkeypatch):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.conftest import needs_gpu
 
 import lab
 import loader
 from ops.matmul_tc import GENERAL, fits_tma, matmul_tc
+from tests.conftest import needs_gpu
 
 RUNGS = loader.rungs("matmul_tc")
 
