@@ -26,7 +26,7 @@ def words_of(name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def found(program):
     def run(name: str | None, way: str) -> dict[str, str]:
-        return results(program("bugs.cu", way), {"SIMT_WATCHDOG": "1"}, name)
+        return results(program("bugs.cu", way), {"SIMT_WATCHDOG": "3"}, name)
 
     return functools.cache(run)
 
