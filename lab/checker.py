@@ -400,10 +400,9 @@ def _floats(x: object) -> bool:
 
 
 def _like(out: torch.Tensor, expand: bool) -> torch.Tensor:
-    """A gradient to send back: random, or expanded, as ``out.sum()`` and ``out.mean(0)`` send."""
-    shape = (1, *out.shape[1:]) if out.dim() > 1 else ()
-    few = torch.randn(shape, dtype=torch.float64, device=out.device).to(out.dtype)
-    return few.expand(out.shape) if expand else torch.randn_like(out)
+    """A gradient to send back: random, or one number expanded, as ``out.sum()`` sends."""
+    one = torch.randn((), dtype=torch.float64, device=out.device).to(out.dtype)
+    return one.expand(out.shape) if expand else torch.randn_like(out)
 
 
 def _memory(x: torch.Tensor) -> torch.Tensor:
