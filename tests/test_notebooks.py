@@ -1,7 +1,6 @@
 """Every notebook runs from end to end, and holds what it should."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,11 +69,10 @@ def test_01_shows_what_it_promises(tmp_path):
     for words in (
         "equal to a + b: True",
         "gradcheck: True",
-        'identifier "blokIdx" is undefined',
+        "add_gelu.cu did not compile",
+        "blokIdx.x} * blockDim.x",
         "pass a.contiguous()",
         "compiled ('add_gelu.cu',)",
     ):
-        assert words in everything or words.replace('identifier "blokIdx" is undefined',
-                                                     "blokIdx") in everything, words
+        assert words in everything, words
     assert not list(tmp_path.glob("*.cu"))
-    shutil.rmtree(tmp_path)
