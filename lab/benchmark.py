@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import torch
 
 import loader
-from lab import child
+from lab import child, counters
 from lab.ceilings import MARGIN, ceilings
 from lab.checker import as_tuple
 from lab.compare import differences
-from lab.counters import Counters, count
+from lab.counters import Counters
 from lab.overlay import Files, find, relabel
 from lab.table import Table
 from lab.timing import Timing, rotation, side_by_side
@@ -187,7 +187,7 @@ def bench(
         if missing := [name for name in names if name not in there]:
             raise ValueError(f"{op} has no {what} {missing}; there is: {'; '.join(there)}")
     arguments = (op, chosen, list(against), wanted) if on_gpu else (op, chosen)
-    function = run if on_gpu else count
+    function = run if on_gpu else counters.run
     if isolate:
         report = child.call(f"{function.__module__}:{function.__name__}", arguments, limit)
     else:

@@ -2,17 +2,21 @@
 
 import html
 import importlib
-from collections.abc import Callable
+import os
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 import loader
-from lab.overlay import Files
+from lab import child
+from lab.checker import OUTSIDE
+from lab.overlay import Files, find
 from lab.table import Table
-from ops.common import Case
 
 LARGEST = 1 << 16  # elements of the case that is counted: every access is watched
+LIMIT = 300  # seconds
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Counters:
 
     op: str
     case: str
+    needed: int  # bytes, by the operator's cost()
     totals: dict[str, dict[str, int]]
     lines: dict[str, str]
 
@@ -38,11 +43,12 @@ class Counters:
         keys = ["global_requests", "global_bytes_moved", "global_bytes_ideal", "shared_wavefronts",
                 "shared_wavefronts_ideal", "barriers"]  # fmt: skip
         rows = [[rung, *(f"{t[key]:,}" for key in keys)] for rung, t in self.totals.items()]
-        title = f"{self.op}, {self.case}, on the CPU machine, which counts and never times"
-        note = (
-            "Requests: of a warp to global memory. At best: if all that it asks for lay together."
-        )
-        return Table(title, columns, rows, [note])
+        notes = [
+            f"{self.needed:,} bytes must move. Requests: of a warp to global memory. At best: if "
+            "all that it asks for lay together.",
+            "From the CPU machine, which counts and never times.",
+        ]
+        return Table(f"{self.op}, {self.case}", columns, rows, notes)
 
     def __str__(self) -> str:
         parts = [f"{rung}, line by line\n{text}" for rung, text in self.lines.items()]
@@ -59,16 +65,53 @@ class Counters:
         return "".join([self.table()._repr_html_(), *parts])
 
 
-def count(
-    op: str, chosen: list[Files], progress: Callable[[str], None] = lambda step: None
+def count(op: str, rungs: Sequence[str | int | os.PathLike], *inputs) -> Counters:
+    """Count what rungs do on ``inputs``, on the CPU machine, also where there is a GPU.
+
+    Args:
+        op: the operator.
+        rungs: names, numbers, ideas, or names of cells.
+        inputs: the operator's arguments: small tensors of the CPU, as every access is watched.
+
+    Raises:
+        child.Failed: the operator or a rung refuses these inputs.
+        child.Died: a kernel faulted or hung. This process is unharmed.
+    """
+    chosen = [find(op, rung) for rung in rungs]
+    for files in chosen:  # do they compile?
+        loader.load(op, files.kernel, "simt", binding=files.binding, check=True)
+    # Not as tensors, which PyTorch would send as memory that both processes share.
+    return child.call("lab.counters:run", (op, chosen, pickle.dumps(inputs)), LIMIT)
+
+
+def run(
+    op: str,
+    chosen: list[Files],
+    pickled: bytes | None = None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Counters:
-    """Run each rung once, watched, on the largest case that the CPU machine can watch quickly."""
+    """Run each rung once, watched; for None, on the largest case that is quickly watched."""
     module = importlib.import_module(f"ops.{op}")
-    case = _case(module.cases())
-    inputs = case.inputs("cpu")
-    found = Counters(op, case.name, {}, {})
+    if pickled:
+        inputs = pickle.loads(pickled)
+        tensors = [x for x in inputs if torch.is_tensor(x)]
+        name = ", ".join(f"{str(x.dtype)[6:]} {tuple(x.shape)}" for x in tensors)
+        return _run(module, op, chosen, name, inputs, progress)
+    cases = [case for case in module.cases() if 0 < case.elements <= LARGEST]
+    cases.sort(key=lambda case: ("contiguous" in case.name, case.elements), reverse=True)
+    for case in cases:
+        try:
+            return _run(module, op, chosen, case.name, case.inputs("cpu"), progress)
+        except RuntimeError as error:
+            if OUTSIDE not in str(error):
+                raise
+    raise ValueError(f"{op}: there is no small case that all of these rungs accept")
+
+
+def _run(module, op: str, chosen: list[Files], name: str, inputs: tuple, progress) -> Counters:
+    found = Counters(op, name, module.cost(*inputs).bytes, {}, {})
     for files in chosen:
-        progress(f"{case.name}, {files.name}")
+        progress(f"{name}, {files.name}")
         kernel = loader.load(op, files.kernel, "simt", binding=files.binding, check=True)
         kernel.simt.reset()
         with torch.no_grad():
@@ -76,8 +119,3 @@ def count(
         found.totals[files.name] = kernel.simt.totals()
         found.lines[files.name] = str(kernel.simt.table())
     return found
-
-
-def _case(cases: list[Case]) -> Case:
-    contiguous = [case for case in cases if "contiguous" in case.name] or cases
-    return max((c for c in contiguous if c.elements <= LARGEST), key=lambda case: case.elements)

@@ -93,7 +93,7 @@ def profile(
     program = _ncu()
     if not program or not torch.cuda.is_available():
         loader.load(op, files.kernel, "simt", binding=files.binding, check=True)
-        return child.call("lab.counters:count", (op, [files]), limit)
+        return child.call("lab.counters:run", (op, [files]), limit)
     loader.load(op, files.kernel, binding=files.binding)
     names = [known.name for known in importlib.import_module(f"ops.{op}").bench_cases()]
     wanted = case or names[0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lab
-from lab import benchmark, counters, pictures
+from lab import benchmark, child, counters, pictures
 from lab.benchmark import BenchReport, Row
 
 MACHINE = {"gpu": "NVIDIA H200", "driver": "driver 580", "torch": "torch 2.11", "cuda": "CUDA 13.0",
@@ -157,3 +157,17 @@ def test_without_a_gpu_nothing_is_timed(monkeypatch):
     assert naive["global_bytes_moved"] == vectorized["global_bytes_moved"] >= 3 * 4 * 4099
     assert vectorized["global_requests"] < naive["global_requests"] / 3  # 16 bytes a lane, not 4
     assert "1_naive.cu:" in found.lines["1_naive"] and "<details>" in found._repr_html_()
+
+
+def test_rungs_are_counted_on_a_case_that_all_of_them_accept():
+    found = counters.run("softmax", [lab.overlay.find("softmax", rung) for rung in (1, 5)])
+    assert found.needed < found.totals["5_registers"]["global_bytes_moved"] * 1.01
+    assert found.totals["1_thread_row"]["global_bytes_moved"] > 8 * found.needed
+
+
+def test_rungs_are_counted_on_inputs_of_ones_own():
+    found = counters.count("vector_add", ["1_naive"], torch.randn(1024), torch.randn(1024))
+    assert found.case == "float32 (1024,), float32 (1024,)" and found.needed == 3 * 4 * 1024
+    assert found.totals["1_naive"]["global_bytes_moved"] == found.needed
+    with pytest.raises(child.Failed, match="one dtype"):
+        counters.count("vector_add", [1], torch.randn(4), torch.randn(4, dtype=torch.float64))
