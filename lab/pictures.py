@@ -30,7 +30,8 @@ class Picture:
         return f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}">'
 
 
-def _picture(figure: Figure, alt: str) -> Picture:
+def picture(figure: Figure, alt: str) -> Picture:
+    """``figure`` as a picture; ``alt`` says in words what it shows."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=90, bbox_inches="tight")
     return Picture(out.getvalue(), alt)
@@ -64,7 +65,7 @@ def ladder(report: BenchReport, case: str) -> Picture:
     axes.set_title(f"{report.op}, {case}", loc="left", fontsize=10, pad=18)
     axes.spines[["top", "right"]].set_visible(False)
     said = "; ".join(f"{row.arm} {row.rate() / scale:.4g}" for row in rows)
-    return _picture(figure, f"Bars of {unit} for {report.op} on {case}: {said}. Ceiling {top:.4g}.")
+    return picture(figure, f"Bars of {unit} for {report.op} on {case}: {said}. Ceiling {top:.4g}.")
 
 
 def sweep(report: BenchReport) -> Picture:
@@ -92,7 +93,7 @@ def sweep(report: BenchReport) -> Picture:
     axes.set_title(f"{report.op}, {dtype}", loc="left", fontsize=10)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    return _picture(figure, f"{unit} of {report.op} from the smallest case on: {'; '.join(said)}.")
+    return picture(figure, f"{unit} of {report.op} from the smallest case on: {'; '.join(said)}.")
 
 
 def roofline(report: BenchReport) -> Picture:
@@ -125,7 +126,7 @@ def roofline(report: BenchReport) -> Picture:
     axes.set_title(f"{report.op}, {dtype}: the roofs are copy and matmul", loc="left", fontsize=10)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    return _picture(figure, f"Roofline of {report.op}: {'; '.join(said)}.")
+    return picture(figure, f"Roofline of {report.op}: {'; '.join(said)}.")
 
 
 def picture_of_errors(report: Report) -> Picture | None:
@@ -145,4 +146,4 @@ def picture_of_errors(report: Report) -> Picture | None:
     axes.set_ylabel("row")
     axes.set_title(f"{failed[0].case}\nblack: wrong", loc="left", fontsize=9)
     share = f"{wrong.count:,} of {wrong.total:,}"
-    return _picture(figure, f"Map of {failed[0].case}: {share} elements are wrong.")
+    return picture(figure, f"Map of {failed[0].case}: {share} elements are wrong.")
