@@ -5,6 +5,7 @@ outputs came from, so that a test notices when the two no longer belong together
 """
 
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -27,9 +28,54 @@ def execute(path: Path, folder: Path | None = None) -> nbformat.NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell failed that is not tagged raises-exception.
     """
     notebook = nbformat.read(path, as_version=4)
-    where = {"metadata": {"path": str(folder or path.parent)}}
-    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where).execute()
+    _client(notebook, folder or path.parent).execute()
     return notebook
+
+
+def execute_with_solutions(path: Path) -> nbformat.NotebookNode:
+    """As ``execute``, and then each solution and its checker, in the same kernel.
+
+    A cell tagged ``exercise`` is where the reader writes, the next one tagged ``checker`` judges
+    it, and the n-th code block under a *Solution* replaces the n-th exercise.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed that must not, or a solution.
+        ValueError: the numbers of exercises, checkers and solutions differ.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    checkers = [cell for cell in notebook.cells if "checker" in tags(cell)]
+    exercises = [cell for cell in notebook.cells if "exercise" in tags(cell)]
+    answers = solutions(notebook)
+    if not len(checkers) == len(exercises) == len(answers):
+        raise ValueError(
+            f"{path.name} has {len(exercises)} exercises, {len(checkers)} checkers and "
+            f"{len(answers)} solutions"
+        )
+    client = _client(notebook, path.parent)
+    with client.setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, index)
+        for answer, checker in zip(answers, checkers, strict=True):
+            for source in (answer, checker.source):  # a new cell has no tag that lets it fail
+                client.execute_cell(nbformat.v4.new_code_cell(source), -1)
+    return notebook
+
+
+def solutions(notebook: nbformat.NotebookNode) -> list[str]:
+    """The code blocks under each ``<summary>Solution</summary>``, in order."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    hidden = re.findall(r"<summary>Solution</summary>(.*?)</details>", text, re.DOTALL)
+    blocks = [re.search(r"^```\w+\n(.*?)^```", part, re.DOTALL | re.MULTILINE) for part in hidden]
+    return [block[1] for block in blocks if block]
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def _client(notebook: nbformat.NotebookNode, folder: Path) -> NotebookClient:
+    where = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where)
 
 
 def refresh(path: Path) -> None:

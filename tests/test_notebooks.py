@@ -6,11 +6,22 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
-from lab.notebooks import FOLDER, digest, execute
+from lab.notebooks import FOLDER, digest, execute, execute_with_solutions, tags
 from tests.conftest import ROOT
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PROMISES = {  # words that the outputs must hold
+    "01_vector_add": (
+        "equal to a + b: True",
+        "gradcheck: True",
+        "add_gelu.cu did not compile",
+        "blokIdx.x} * blockDim.x",
+        "pass a.contiguous()",
+        "compiled ('add_gelu.cu',)",
+    ),
+}
 
 
 def outputs(cell) -> str:
@@ -33,7 +44,7 @@ def test_form(path):
     nbformat.validate(notebook)
     text = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     assert len(re.findall(r"^# ", "\n".join(text), re.MULTILINE)) == 1
-    assert len(notebook.cells) <= 27
+    assert len(notebook.cells) <= 28
     assert path.stat().st_size < 500_000
     for cell in notebook.cells:
         for line in cell.source.splitlines():
@@ -51,28 +62,49 @@ def test_outputs_belong_to_the_code(path):
 
 
 def test_runs_and_leaves_the_repository_as_it_was(path):
+    """What is meant to fail fails; an exercise's checker refuses the start, not the solution."""
+
     def status() -> str:
         command = ["git", "status", "--porcelain"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
     before = status()
-    execute(path)
+    notebook = execute_with_solutions(path)
     assert status() == before
+    for cell in notebook.cells:
+        if "raises-exception" in tags(cell):
+            assert failed(cell), f"this cell should fail:\n{cell.source}"
+    for words in PROMISES.get(path.stem, ()):
+        assert words in "\n".join(map(outputs, notebook.cells)), words
 
 
-def test_01_shows_what_it_promises(tmp_path):
-    """From another working folder, as VS Code and scripts start notebooks."""
-    (tmp_path / "01.ipynb").write_text((FOLDER / "01_vector_add.ipynb").read_text())
-    notebook = execute(tmp_path / "01.ipynb", ROOT)
-    found = {cell.source: outputs(cell) for cell in notebook.cells if cell.cell_type == "code"}
-    everything = "\n".join(found.values())
-    for words in (
-        "equal to a + b: True",
-        "gradcheck: True",
-        "add_gelu.cu did not compile",
-        "blokIdx.x} * blockDim.x",
-        "pass a.contiguous()",
-        "compiled ('add_gelu.cu',)",
-    ):
-        assert words in everything, words
-    assert not list(tmp_path.glob("*.cu"))
+def failed(cell) -> bool:
+    return any(output.output_type == "error" for output in cell.outputs)
+
+
+def test_runs_from_another_folder(tmp_path):
+    """As VS Code and scripts start notebooks."""
+    notebook = nbformat.read(FOLDER / "01_vector_add.ipynb", as_version=4)
+    notebook.cells = notebook.cells[:2]
+    nbformat.write(notebook, tmp_path / "01.ipynb")
+    ran = execute(tmp_path / "01.ipynb", ROOT)
+    assert "backend" in outputs(ran.cells[1])
+
+
+@pytest.mark.parametrize("solution, good", [("answer = 42", True), ("answer = 41", False)])
+def test_a_solution_is_judged(tmp_path, solution, good):
+    new = nbformat.v4
+    text = f"<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n\n</details>"
+    cells = [
+        new.new_code_cell("answer = 1", metadata={"tags": ["exercise"]}),
+        new.new_code_cell(
+            "assert answer == 42", metadata={"tags": ["checker", "raises-exception"]}
+        ),
+        new.new_markdown_cell(text),
+    ]
+    nbformat.write(new.new_notebook(cells=cells), tmp_path / "one.ipynb")
+    if good:
+        assert failed(execute_with_solutions(tmp_path / "one.ipynb").cells[1])
+    else:
+        with pytest.raises(CellExecutionError):
+            execute_with_solutions(tmp_path / "one.ipynb")
