@@ -143,6 +143,7 @@ def check(
     *,
     backend: str | None = None,
     sanitize: str | None = None,
+    largest: int | None = None,
     limit: float = 60,
     isolate: bool = True,
 ) -> Report:
@@ -153,6 +154,7 @@ def check(
         backend: ``"cuda"``, ``"simt"``, or None for the one that runs here.
         sanitize: a tool of compute-sanitizer (``"memcheck"``, ``"racecheck"``, ``"initcheck"``,
             ``"synccheck"``) to run the small cases under. The CPU machine always watches those.
+        largest: leave out cases with more elements, for an answer within seconds.
         limit: seconds that one case may take.
         isolate: run in a second process. False is for rungs that are trusted, as in a test suite.
 
@@ -167,11 +169,12 @@ def check(
         loader.load(op, files.kernel, backend, binding=files.binding, check=watched)
     call = (op, files.name, str(files.kernel), files.binding and str(files.binding), backend)
     if sanitize and backend == "cuda":
-        report = sanitizer.run(sanitize, "lab.checker:run", (*call, SANITIZED), limit)
+        most = min(largest or SANITIZED, SANITIZED)
+        report = sanitizer.run(sanitize, "lab.checker:run", (*call, most), limit)
     elif isolate:
-        report = child.call("lab.checker:run", call, limit)
+        report = child.call("lab.checker:run", (*call, largest), limit)
     else:
-        report = run(*call)
+        report = run(*call, largest)
     if not report.ok:
         error = CheckError(report)
         error.args = (relabel(str(error)),)

@@ -203,6 +203,17 @@ def test_check_raises_with_the_report(check, monkeypatch):
     assert info.value.report.results[1].wrong.count == 70
 
 
+def test_large_cases_can_be_left_out(check, monkeypatch):
+    check()
+    monkeypatch.setattr(
+        "lab.checker.find", lambda op, rung: lab.overlay.Files("1_test", "k.cu", None)
+    )
+    report = lab.check("triple", "1_test", backend="simt", isolate=False, largest=48)
+    assert [result.case for result in report.results][:3] == [
+        "float32 (0,) contiguous", "float32 (8, 6) strided", "float32 (5, 4) expanded",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_one_wrong_element_does_not_hide_in_the_norm(dtype):
     expected = torch.randn(1 << 20, dtype=torch.float64)
