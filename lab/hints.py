@@ -109,6 +109,10 @@ COMPILER = [
         "Device code has no exceptions: check before the launch, or write an error flag to memory.",
     ),
     (
+        r"(no operator .* matches|no match for ‘operator).*at::Tensor",
+        "The operators of tensors are in ATen/TensorOperators.h: include it, or write a.mul(b).",
+    ),
+    (
         r"no operator .* matches|no match for ‘operator",
         "float4, int2 and the like have no arithmetic: compute each of .x .y .z .w.",
     ),

@@ -72,6 +72,10 @@ void f(const float* a, float* out) {
   int64_t i = 0;  // cstdint
   out[1] = 2  // semicolon
 }
+namespace at { struct Tensor {}; }
+void g(const at::Tensor& a) {
+  a * 2;  // ATen/TensorOperators.h
+}
 """
 
 
