@@ -241,7 +241,8 @@ Plan plan_of(int64_t rows, int64_t cols, int values) {
     plan.parts = std::min<int64_t>(PARTS, (rows + WARPS - 1) / WARPS);
   } else {
     const int64_t resident = sms * (THREADS_PER_SM / (plan.lanes * plan.rows)) / plan.size;
-    plan.parts = std::min((rows + plan.rows - 1) / plan.rows, resident);
+    // At least one, though a chip of few SMs may seem too small for a cluster of 16.
+    plan.parts = std::min((rows + plan.rows - 1) / plan.rows, std::max<int64_t>(1, resident));
   }
   return plan;
 }
