@@ -122,17 +122,19 @@ class BenchReport:
 
         return pictures.ladder(self, case or self.cases()[0])
 
-    def sweep(self):
-        """Lines: the rate of each arm over the size."""
+    def sweep(self, over: str = "bytes"):
+        """Lines: the rate of each arm over the size, or over the ``"row length"``."""
         from lab import pictures
 
-        return pictures.sweep(self)
+        return pictures.sweep(self, over)
 
-    def roofline(self):
-        """Where each arm lies under the two roofs."""
+    def roofline(
+        self, intensity: dict[str, float] | None = None, memory: tuple[str, float] | None = None
+    ):
+        """Where each arm lies under the two roofs; arguments as in ``pictures.roofline``."""
         from lab import pictures
 
-        return pictures.roofline(self)
+        return pictures.roofline(self, intensity, memory)
 
     def __str__(self) -> str:
         about = ", ".join(self.machine.values())

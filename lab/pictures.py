@@ -5,11 +5,15 @@ their colours.
 import base64
 import html
 import io
+import math
+import re
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from PIL import Image
 
-from lab.benchmark import BenchReport
+from lab.benchmark import BenchReport, Row
 from lab.checker import Report
 
 MARKS = "osD^vP*X"
@@ -32,8 +36,11 @@ class Picture:
 
 def picture(figure: Figure, alt: str) -> Picture:
     """``figure`` as a picture; ``alt`` says in words what it shows."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=90, bbox_inches="tight")
+    drawn, out = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=90, bbox_inches="tight")
+    # 256 colours do, and take a third of the bytes: a notebook is to stay under 500 KB.
+    image = Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    image.save(out, "png", optimize=True)
     return Picture(out.getvalue(), alt)
 
 
@@ -68,65 +75,120 @@ def ladder(report: BenchReport, case: str) -> Picture:
     return picture(figure, f"Bars of {unit} for {report.op} on {case}: {said}. Ceiling {top:.4g}.")
 
 
-def sweep(report: BenchReport) -> Picture:
-    """The rate of each arm over the size of the problem, a mark for each case."""
+def sweep(report: BenchReport, over: str = "bytes") -> Picture:
+    """The rate of each arm over the size of the problem, a mark for each case.
+
+    ``over``: ``"bytes"``, or ``"row length"`` where the last dimension is what varies.
+    """
     matmul = report.rows[0].ceiling.startswith("matmul")
     scale, unit = (1e12, "TFLOP/s") if matmul else (1e9, "GB/s")
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     arms = dict.fromkeys(row.arm for row in report.rows)
     dtype = report.cases()[0].split()[0]
+
+    def size(row: Row) -> int:  # of "float32 (32768, 4096) contiguous": 4096
+        shape = re.search(r"\((.*?)\)", row.case)[1]
+        return row.bytes if over == "bytes" else int(re.findall(r"\d+", shape)[-1])
+
     said = []
     for i, (mark, arm) in enumerate(zip(MARKS * len(arms), arms, strict=False)):
         rows = [r for r in report.rows if r.arm == arm and r.case.split()[0] == dtype]
-        rows.sort(key=lambda row: row.bytes)
+        rows.sort(key=lambda row: size(row))
         style = "-" if any(row.is_rung for row in rows) else "--"
-        points = [(row.bytes, row.rate() / scale) for row in rows]
+        points = [(size(row), row.rate() / scale) for row in rows]
         axes.plot(*zip(*points, strict=True), style, marker=mark, label=arm, color=f"C{i}",
                   markerfacecolor="white", linewidth=1)  # fmt: skip
         said.append(f"{arm} " + ", ".join(f"{rate:.4g}" for _, rate in points))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("bytes that must move")
+    axes.set_xlabel("bytes that must move" if over == "bytes" else over)
     axes.set_ylabel(unit)
     axes.legend(frameon=False, fontsize=9)
     axes.set_title(f"{report.op}, {dtype}", loc="left", fontsize=10)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    return picture(figure, f"{unit} of {report.op} from the smallest case on: {'; '.join(said)}.")
+    return picture(figure, f"{unit} of {report.op} by {over}, smallest first: {'; '.join(said)}.")
 
 
-def roofline(report: BenchReport) -> Picture:
-    """Where each arm lies under the two roofs: memory (rising) and arithmetic (flat)."""
+def roofline(
+    report: BenchReport,
+    intensity: dict[str, float] | None = None,
+    memory: tuple[str, float] | None = None,
+) -> Picture:
+    """Where each arm lies under two roofs: a memory's (rising) and that of arithmetic (flat).
+
+    Args:
+        report: what was measured.
+        intensity: FLOP a byte of the arms to draw, as counted; what ``cost()`` says, of all arms,
+            for None.
+        memory: the rising roof, its name and bytes a second; ``copy`` for None.
+    """
     dtype = report.cases()[0].split()[0]
     rows = [row for row in report.rows if row.case.split()[0] == dtype and row.flops]
-    copy, top = report.ceilings["copy"], report.ceilings[f"matmul {dtype}"]
-    figure = Figure(figsize=(7, 4))
+    if intensity is not None:
+        rows = [row for row in rows if row.arm in intensity]
+    name, bandwidth = memory or ("copy", report.ceilings["copy"])
+    bandwidth, top = bandwidth / 1e12, report.ceilings[f"matmul {dtype}"] / 1e12
+    ridge = top / bandwidth
+
+    def place(row: Row) -> tuple[float, float]:
+        x = intensity[row.arm] if intensity is not None else row.flops / row.bytes
+        return x, row.flops / row.median / 1e12
+
+    points = {row.arm: [place(r) for r in rows if r.arm == row.arm] for row in rows}
+    xs = [ridge, *(x for mine in points.values() for x, _ in mine)]
+    ys = [top, *(y for mine in points.values() for _, y in mine)]
+    left, right = min(xs) / 3, max(xs) * 2
+    figure = Figure(figsize=(8, 4.5))
     axes = figure.subplots()
-    intensities = [row.flops / row.bytes for row in rows]
-    left, right = min([*intensities, top / copy]) / 4, max([*intensities, top / copy]) * 4
-    axes.plot(
-        [left, top / copy, right], [copy * left / 1e12, top / 1e12, top / 1e12], color="black"
-    )
-    said = []
-    arms = dict.fromkeys(row.arm for row in rows)
-    for i, (mark, arm) in enumerate(zip(MARKS * len(arms), arms, strict=False)):
-        mine = [row for row in rows if row.arm == arm]
-        xs = [row.flops / row.bytes for row in mine]
-        ys = [row.flops / row.median / 1e12 for row in mine]
-        axes.plot(
-            xs, ys, linestyle="", marker=mark, label=arm, color=f"C{i}", markerfacecolor="white"
-        )
-        said += [f"{arm} {x:.3g} FLOP a byte, {y:.3g} TFLOP/s" for x, y in zip(xs, ys, strict=True)]
+    axes.plot([left, ridge, right], [bandwidth * left, top, top], color="black")
+    axes.axvline(ridge, color="0.6", linestyle=":", linewidth=1)
+    axes.text(left * 1.1, top * 1.08, f"matmul, {top:.3g} TFLOP/s", fontsize=9)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("FLOP a byte")
+    axes.set_xlim(left, right)
+    axes.set_ylim(min([*ys, bandwidth * left]) / 1.5, max(ys) * 1.5)
+    axes.text(ridge * 1.05, axes.get_ylim()[0] * 1.1, f"{ridge:.3g} FLOP a byte", fontsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+    said = []
+    for i, (mark, (arm, mine)) in enumerate(zip(MARKS * len(points), points.items(), strict=False)):
+        axes.plot(*zip(*mine, strict=True), linestyle="", marker=mark, color=f"C{i}",
+                  markerfacecolor="white", label=arm)  # fmt: skip
+        said += [f"{arm} {x:.3g} FLOP a byte, {y:.3g} TFLOP/s" for x, y in mine]
+    # Each arm's name stands beside the plot, at the height of its last point or as near as may be.
+    names = sorted(points, key=lambda arm: points[arm][-1][1])
+    low, high = (math.log(y) for y in axes.get_ylim())
+    heights = [(math.log(points[arm][-1][1]) - low) / (high - low) for arm in names]
+    for arm, height in zip(names, _spread(heights, 0.055), strict=True):
+        axes.annotate(
+            arm, points[arm][-1], (1.03, height), textcoords="axes fraction", fontsize=9,
+            va="center", arrowprops={"arrowstyle": "-", "color": "0.75", "linewidth": 0.8},
+        )  # fmt: skip
+    axes.set_xlabel(f"FLOP for each byte of {'device memory' if memory is None else name}")
     axes.set_ylabel("TFLOP/s")
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
-    axes.set_title(f"{report.op}, {dtype}: the roofs are copy and matmul", loc="left", fontsize=10)
+    axes.set_title(
+        f"{report.op}, {dtype}: under the roofs of {name} ({bandwidth:.3g} TB/s) and matmul",
+        loc="left", fontsize=10,
+    )  # fmt: skip
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    return picture(figure, f"Roofline of {report.op}: {'; '.join(said)}.")
+    return picture(figure, f"Roofline of {report.op} under {name} and matmul: {'; '.join(said)}.")
+
+
+def _spread(heights: list[float], gap: float) -> list[float]:
+    """Ascending heights between 0 and 1, moved apart until no two are nearer than ``gap``."""
+    heights = list(heights)
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    limit = 1.0
+    for i in reversed(range(len(heights))):  # back down from the top
+        heights[i] = min(heights[i], limit)
+        limit = heights[i] - gap
+    return heights
 
 
 def picture_of_errors(report: Report) -> Picture | None:

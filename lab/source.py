@@ -45,7 +45,7 @@ class Source:
         # Styles inside the tags: a page that drops style sheets still shows the colours.
         formatter = HtmlFormatter(
             noclasses=True, linenos="inline", nobackground=True, cssstyles="overflow-x:auto",
-            prestyles="white-space:pre;line-height:1.25",
+            prestyles="white-space:pre;line-height:1.25;font-family:monospace",
         )  # fmt: skip
         return f"<b>{html.escape(self.title)}</b>{highlight(self.text, self._lexer(), formatter)}"
 
@@ -109,7 +109,7 @@ class Diff:
             style = f' style="{styles[sign]}"' if sign in styles else ""
             lines.append(f"<span{style}>{sign} {text}</span>")
         body = "\n".join(lines)
-        style = "white-space:pre;overflow-x:auto"
+        style = "white-space:pre;overflow-x:auto;font-family:monospace"
         return f'<b>{html.escape(self.title)}</b><pre style="{style}">{body}</pre>'
 
 
