@@ -30,7 +30,8 @@ __device__ void cp_async(float* to, const float* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
                "r"(inside ? 16 : 0));
 #else
-  for (int e = 0; e < 4; ++e) to[e] = inside ? from[e] : 0;
+  *reinterpret_cast<float4*>(to) =
+      inside ? *reinterpret_cast<const float4*>(from) : float4{0, 0, 0, 0};
 #endif
 }
 __device__ void cp_async_commit() {  // what was asked for since the last commit is one group

@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 constexpr int BM = 128, BN = 128, BK = 8;
 constexpr int WM = 64, WN = 64;
@@ -40,7 +41,8 @@ __device__ void cp_async(float* to, const float* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from),
                "n"(BYTES), "r"(inside ? BYTES : 0));
 #else
-  for (int e = 0; e < BYTES / 4; ++e) to[e] = inside ? from[e] : 0;
+  using Piece = std::conditional_t<BYTES == 16, float4, float>;
+  *reinterpret_cast<Piece*>(to) = inside ? *reinterpret_cast<const Piece*>(from) : Piece{};
 #endif
 }
 __device__ void cp_async_commit() {  // what was asked for since the last commit is one group
