@@ -1,13 +1,11 @@
 """bias_gelu: GELU of x + bias in one kernel, with both gradients; the tail of a linear layer."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True  # column sums too: each in an order of its own, always the same
 
@@ -41,7 +39,7 @@ def bias_gelu(
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
-    return BiasGelu.apply(x, bias, approximate == "tanh", kernel or _last_rung())
+    return BiasGelu.apply(x, bias, approximate == "tanh", kernel or last_rung("bias_gelu"))
 
 
 class BiasGelu(torch.autograd.Function):
@@ -61,11 +59,6 @@ class BiasGelu(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         dx, dbias = ctx.kernel.bias_gelu_backward(grad.contiguous(), *ctx.saved_tensors, ctx.tanh)
         return dx, dbias, None, None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("bias_gelu")
 
 
 def cost(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> Cost:

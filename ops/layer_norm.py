@@ -1,12 +1,10 @@
 """layer_norm: LayerNorm with weight and bias, and the addition before it, in one kernel."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 from ops.layer_norm_backward import layer_norm_backward
 
 DETERMINISTIC = True
@@ -59,7 +57,7 @@ def layer_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel or _last_rung())
+    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel or last_rung("layer_norm"))
     return out if residual is None else (out, total)
 
 
@@ -84,11 +82,6 @@ class LayerNorm(torch.autograd.Function):
             return grad_total, None, None, grad_total, None, None
         dx, dweight, dbias = layer_norm_backward(grad, total, weight, mean, rstd, grad_total)
         return dx, dweight, dbias, (dx if ctx.has_residual else None), None, None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("layer_norm")
 
 
 def cost(

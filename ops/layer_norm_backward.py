@@ -1,12 +1,10 @@
 """layer_norm_backward: the gradients of layer_norm, of x, weight and bias at once."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True
 
@@ -62,14 +60,9 @@ def layer_norm_backward(
         RuntimeError: device, dtype or shape do not fit.
     """
     more = None if grad_sum is None else grad_sum.contiguous()
-    return (kernel or _last_rung()).layer_norm_backward(
+    return (kernel or last_rung("layer_norm_backward")).layer_norm_backward(
         grad.contiguous(), x.contiguous(), weight.contiguous(), mean, rstd, more
     )
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("layer_norm_backward")
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:

@@ -1,13 +1,11 @@
 """matmul: the product of two float32 matrices, in full float32 precision (no TF32)."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import Case, Cost, tensor
+from ops.common import Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 
@@ -33,7 +31,7 @@ def matmul(
     Raises:
         RuntimeError: device, dtype or shape do not fit, or this rung wants another layout.
     """
-    return MatMul.apply(a, b, kernel or _last_rung())
+    return MatMul.apply(a, b, kernel or last_rung("matmul"))
 
 
 class MatMul(torch.autograd.Function):
@@ -50,14 +48,9 @@ class MatMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        da = _last_rung().matmul(grad, b.t()) if ctx.needs_input_grad[0] else None
-        db = _last_rung().matmul(a.t(), grad) if ctx.needs_input_grad[1] else None
+        da = last_rung("matmul").matmul(grad, b.t()) if ctx.needs_input_grad[0] else None
+        db = last_rung("matmul").matmul(a.t(), grad) if ctx.needs_input_grad[1] else None
         return da, db, None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("matmul")
 
 
 def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:

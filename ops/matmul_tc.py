@@ -3,14 +3,12 @@
 Products and sums are float32; only the result is rounded back to the inputs' dtype.
 """
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import Case, Cost, tensor
+from ops.common import Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 DTYPES = (torch.float16, torch.bfloat16)
@@ -76,12 +74,7 @@ def fits_tma(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _choose(a: torch.Tensor, b: torch.Tensor) -> types.ModuleType:
-    return _load(None if fits_tma(a, b) else GENERAL)
-
-
-@functools.cache
-def _load(rung: str | None) -> types.ModuleType:
-    return loader.load("matmul_tc", rung)
+    return last_rung("matmul_tc", None if fits_tma(a, b) else GENERAL)
 
 
 def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:

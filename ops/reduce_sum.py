@@ -1,13 +1,11 @@
 """reduce_sum: the sum of a tensor, or along one of its dimensions."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = ("6_last_block", "7_any_dimension")  # the others add in the order of arrival
 
@@ -35,7 +33,7 @@ def reduce_sum(
     Raises:
         RuntimeError: device, dtype or dim do not fit, or not with this rung.
     """
-    return ReduceSum.apply(x, dim, kernel or _last_rung())
+    return ReduceSum.apply(x, dim, kernel or last_rung("reduce_sum"))
 
 
 class ReduceSum(torch.autograd.Function):
@@ -50,11 +48,6 @@ class ReduceSum(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         grad = grad if ctx.dim is None else grad.unsqueeze(ctx.dim)
         return grad.expand(ctx.shape), None, None  # a view: nothing is written
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("reduce_sum")
 
 
 def cost(x: torch.Tensor, dim: int | None = None) -> Cost:

@@ -1,12 +1,10 @@
 """rms_norm: a row divided by its root mean square, times a weight; LayerNorm's little brother."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
@@ -41,7 +39,7 @@ def rms_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return RMSNorm.apply(x, weight, eps, kernel or _last_rung())
+    return RMSNorm.apply(x, weight, eps, kernel or last_rung("rms_norm"))
 
 
 class RMSNorm(torch.autograd.Function):
@@ -59,11 +57,6 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, grad):
         dx, dweight = rms_norm_backward(grad, *ctx.saved_tensors)
         return dx, dweight, None, None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("rms_norm")
 
 
 def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:

@@ -1,12 +1,10 @@
 """rms_norm_backward: the gradients of rms_norm, of x and weight at once."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True
 
@@ -49,14 +47,9 @@ def rms_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return (kernel or _last_rung()).rms_norm_backward(
+    return (kernel or last_rung("rms_norm_backward")).rms_norm_backward(
         grad.contiguous(), x.contiguous(), weight.contiguous(), rstd
     )
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("rms_norm_backward")
 
 
 def cost(grad, x, weight, rstd) -> Cost:

@@ -1,13 +1,11 @@
 """scan: running sums along the last dimension."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 # The look-back adds what it finds published, and that depends on who is faster.
 DETERMINISTIC = ("1_block", "2_warp_shuffle", "3_three_kernels")
@@ -32,7 +30,7 @@ def scan(x: torch.Tensor, kernel: types.ModuleType | None = None) -> torch.Tenso
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return Scan.apply(x, kernel or _last_rung())
+    return Scan.apply(x, kernel or last_rung("scan"))
 
 
 class Scan(torch.autograd.Function):
@@ -46,11 +44,6 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return Scan.apply(grad.flip(-1), ctx.kernel).flip(-1), None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("scan")
 
 
 def cost(x: torch.Tensor) -> Cost:

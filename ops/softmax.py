@@ -1,12 +1,10 @@
 """softmax: exponentials of a row over their sum, for rows of any length."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 from ops.softmax_backward import softmax_backward
 
 DETERMINISTIC = True
@@ -34,7 +32,7 @@ def softmax(x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = No
         RuntimeError: device or dtype do not fit.
         IndexError: x has no dimension ``dim``.
     """
-    kernel = kernel or _last_rung()
+    kernel = kernel or last_rung("softmax")
     if dim not in (-1, x.dim() - 1):
         return Softmax.apply(x.transpose(dim, -1), kernel).transpose(dim, -1)
     return Softmax.apply(x, kernel)
@@ -54,11 +52,6 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (out,) = ctx.saved_tensors
         return softmax_backward(grad, out), None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("softmax")
 
 
 def cost(x: torch.Tensor) -> Cost:

@@ -1,12 +1,10 @@
 """softmax_backward: the gradient of softmax, from the gradient and the value of its result."""
 
-import functools
 import types
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True
 
@@ -36,12 +34,8 @@ def softmax_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return (kernel or _last_rung()).softmax_backward(grad.contiguous(), out.contiguous())
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("softmax_backward")
+    kernel = kernel or last_rung("softmax_backward")
+    return kernel.softmax_backward(grad.contiguous(), out.contiguous())
 
 
 def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:

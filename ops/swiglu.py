@@ -1,13 +1,11 @@
 """swiglu: silu(gate) * up in one kernel, with both gradients; the gate of a transformer's MLP."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True  # no element depends on another
 
@@ -33,7 +31,7 @@ def swiglu(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return Swiglu.apply(gate, up, kernel or _last_rung())
+    return Swiglu.apply(gate, up, kernel or last_rung("swiglu"))
 
 
 class Swiglu(torch.autograd.Function):
@@ -52,11 +50,6 @@ class Swiglu(torch.autograd.Function):
     @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return *ctx.kernel.swiglu_backward(grad.contiguous(), *ctx.saved_tensors), None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("swiglu")
 
 
 def cost(gate: torch.Tensor, up: torch.Tensor) -> Cost:

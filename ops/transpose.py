@@ -1,13 +1,11 @@
 """transpose: the last two dimensions swapped in memory, where ``x.mT`` only swaps the strides."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 DETERMINISTIC = True  # bits are moved
 
@@ -31,7 +29,7 @@ def transpose(x: torch.Tensor, kernel: types.ModuleType | None = None) -> torch.
     Raises:
         RuntimeError: device, dtype or shape do not fit, or not with this rung.
     """
-    return Transpose.apply(x, kernel or _last_rung())
+    return Transpose.apply(x, kernel or last_rung("transpose"))
 
 
 class Transpose(torch.autograd.Function):
@@ -45,11 +43,6 @@ class Transpose(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return Transpose.apply(grad, ctx.kernel), None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("transpose")
 
 
 def cost(x: torch.Tensor) -> Cost:

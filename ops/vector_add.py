@@ -1,13 +1,11 @@
 """vector_add: the sum of two tensors, the first operator of the kit."""
 
-import functools
 import types
 from collections.abc import Callable
 
 import torch
 
-import loader
-from ops.common import FLOATS, Case, Cost, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, tensor
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -31,7 +29,7 @@ def vector_add(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return VectorAdd.apply(a, b, kernel or _last_rung())
+    return VectorAdd.apply(a, b, kernel or last_rung("vector_add"))
 
 
 class VectorAdd(torch.autograd.Function):
@@ -44,11 +42,6 @@ class VectorAdd(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return grad, grad, None
-
-
-@functools.cache
-def _last_rung() -> types.ModuleType:
-    return loader.load("vector_add")
 
 
 def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:
