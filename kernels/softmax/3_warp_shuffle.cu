@@ -1,5 +1,5 @@
 // 3_warp_shuffle.cu: lanes exchange registers in place of shared memory
-// Before : rung 2 crosses 18 barriers a row, and at each most threads only wait
+// Before : rung 2 crosses 19 barriers a row, and at each most threads only wait
 // Idea   : a warp reduces by five shuffles without a barrier; shared memory joins one value a warp
 // Cost   : 2·rows·cols·sizeof(T) bytes at least, so bound by memory
 // Legal  : rows < 2^31, any cols
