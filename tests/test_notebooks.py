@@ -21,6 +21,28 @@ PROMISES = {  # words that the outputs must hold
         "pass a.contiguous()",
         "compiled ('add_gelu.cu',)",
     ),
+    "04_contiguity": (
+        "4,032 of 4,096 elements are wrong",
+        "a must be contiguous, got shape [64, 64] with strides [1, 64]",
+        "trusts: WRONG",
+        "misaligned address",
+    ),
+    "05_streams": (
+        "careful:  1 + 1 = 2.0\ncareless: 1 + 1 = 0.0",
+        "without an event: 1 + 1 = 0.0\nwith an event:    1 + 1 = 2.0",
+        "Mismatched elements: 1000 / 1000",
+    ),
+    "06_errors": (
+        "No element was written",
+        "FAILS 2 launch on bad data",
+        "hello from thread 3",
+        "1 + 1, hurried: 0.0",
+        "elements of the neighbour that changed: 24",
+        "the input was overwritten: True",
+        "one_sided.cu does not define",
+        "outside of `out` (tensor out[1000] float32)",
+        "race in __shared__ tile",
+    ),
 }
 
 
