@@ -70,7 +70,8 @@ def _message(error: Exception) -> list[str]:
     return [f"{type(error).__name__}: {text}"]
 
 
-QUIET = (loader.CompileError, CheckError, BenchError, child.Died, child.Failed, Finding)
+QUIET = (loader.CompileError, loader.ToolchainError, CheckError, BenchError, child.Died,
+         child.Failed, Finding)  # fmt: skip
 
 
 def load(shell: InteractiveShell) -> None:
