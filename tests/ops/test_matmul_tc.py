@@ -5,7 +5,7 @@ import torch
 
 import lab
 import loader
-from ops.matmul_tc import GENERAL, fits_tma, matmul_tc
+from ops.matmul_tc import DTYPES, GENERAL, fits_tma, matmul_tc, reference
 from tests.conftest import needs_gpu
 
 RUNGS = loader.rungs("matmul_tc")
@@ -19,6 +19,24 @@ def test_every_case(rung):
         pytest.skip(f"{rung} needs sm_90a")
     report = lab.check("matmul_tc", rung, isolate=False)
     assert bool(report.having("outside")) == (rung != GENERAL)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_error_is_that_of_torch(device, rung, dtype):
+    """On a GPU that is cuBLAS: both sum in float32 and round once. The CPU machine runs no PTX."""
+    if rung != RUNGS[0] and device == "cpu":
+        pytest.skip(f"{rung} is inline PTX")
+    if rung > GENERAL and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip(f"{rung} needs sm_90a")
+    a = torch.randn(64, 512, device=device, dtype=dtype)
+    b = torch.randn(512, 128, device=device, dtype=dtype)
+    exact = reference(a, b)
+    own, torchs = (
+        (out - exact).norm() / exact.norm()
+        for out in (matmul_tc(a, b, loader.load("matmul_tc", rung)), a @ b)
+    )
+    assert own <= 1.05 * torchs
 
 
 @needs_gpu
