@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
 
 DETERMINISTIC = True  # column sums too: each in an order of its own, always the same
 
@@ -55,7 +55,7 @@ class BiasGelu(torch.autograd.Function):
         return kernel.bias_gelu(x, bias, tanh)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         dx, dbias = ctx.kernel.bias_gelu_backward(grad.contiguous(), *ctx.saved_tensors, ctx.tanh)
         return dx, dbias, None, None

@@ -70,6 +70,24 @@ def runs_on(gpu: tuple[int, int], arch: str) -> bool:
     return built == gpu or (newer and not one_chip)
 
 
+def differentiable_once(backward: Callable) -> Callable:
+    """Decorates a ``backward`` that is a kernel: a second derivative is refused, not wrong.
+
+    ``torch.autograd.function.once_differentiable`` refuses where ``loss.backward()`` meets an
+    incoming gradient that has a graph. Everywhere else, as in ``torch.autograd.grad(loss, x)``, the
+    second derivative would be missing without a word.
+    """
+
+    @functools.wraps(backward)
+    def refusing(ctx, *grads: torch.Tensor | None):
+        if torch.is_grad_enabled():  # with create_graph=True
+            name = backward.__qualname__.partition(".")[0]
+            raise RuntimeError(f"{name} is differentiable once; create_graph=True asks for more")
+        return backward(ctx, *grads)
+
+    return refusing
+
+
 class Cost(NamedTuple):
     """The least an operator must do: bytes through device memory, floating-point operations."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import Case, Cost, last_rung, tensor
+from ops.common import Case, Cost, differentiable_once, last_rung, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -80,7 +80,7 @@ class Conv2d(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, bias, y = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry

@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
 from ops.layer_norm_backward import layer_norm_backward
 
 DETERMINISTIC = True
@@ -75,7 +75,7 @@ class LayerNorm(torch.autograd.Function):
         return out, (total if ctx.has_residual else None)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad, grad_total):
         total, weight, mean, rstd = ctx.saved_tensors
         if grad is None:  # only h was used

@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
@@ -53,7 +53,7 @@ class RMSNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad):
         dx, dweight = rms_norm_backward(grad, *ctx.saved_tensors)
         return dx, dweight, None, None

@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
 from ops.softmax_backward import softmax_backward
 
 DETERMINISTIC = True
@@ -48,7 +48,7 @@ class Softmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (out,) = ctx.saved_tensors
         return softmax_backward(grad, out), None

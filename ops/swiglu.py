@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
 
 DETERMINISTIC = True  # no element depends on another
 
@@ -47,7 +47,7 @@ class Swiglu(torch.autograd.Function):
         return kernel.swiglu(gate, up)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # a second derivative is refused, not wrong
+    @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return *ctx.kernel.swiglu_backward(grad.contiguous(), *ctx.saved_tensors), None
 

@@ -74,6 +74,5 @@ def test_no_rows_have_a_weight_gradient_of_zero(device):
 def test_a_second_derivative_is_refused(device):
     x = torch.randn(2, 3, device=device, requires_grad=True)
     out = rms_norm(x, torch.ones(3, device=device))
-    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    with pytest.raises(RuntimeError, match="is differentiable once; create_graph=True asks for"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
