@@ -1,6 +1,6 @@
 """The kernels as an installable package, ``three_layers``: one compiled module an operator.
 
-    TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX" pip install --no-build-isolation ./packaging
+    TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" pip install --no-build-isolation ./packaging
 
 ``kernels``, ``bindings`` and ``loader.py`` in this folder are links to those of the repository, so
 both routes build the same files with the same flags. README.md explains the rest.
@@ -46,7 +46,7 @@ def extension(op: str) -> CUDAExtension:
         sources(op),
         # All that is hidden or "symbolic" keeps the operators, and their rungs, out of each other.
         extra_compile_args={
-            "cxx": ["-O2", "-fvisibility=hidden", "-fno-gnu-unique"],
+            "cxx": ["-O2", "-g0", "-fvisibility=hidden", "-fno-gnu-unique"],  # Python asks for -g
             "nvcc": [*loader.CUDA_FLAGS],  # has -Xcompiler -fvisibility=hidden
         },
         extra_link_args=["-Wl,-Bsymbolic"],
@@ -61,7 +61,7 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
-            sys.exit('no GPU here says what to build for: set TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX"')
+            sys.exit('no GPU here says what to build for: set TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"')
         super().run()
         built = {}
         for op in OPS:

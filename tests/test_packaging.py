@@ -94,6 +94,7 @@ def test_modules_keep_their_launchers_to_themselves(site):
         symbols = run("nm", "-D", "--defined-only", library)
         assert f"PyInit_{op}" in symbols
         assert symbols.count("PyInit_") == 1
+        assert "_launch" not in symbols  # hidden: no other library can call it, or be called
         assert "SYMBOLIC" in run("readelf", "-d", library)
 
 

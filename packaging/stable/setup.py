@@ -30,7 +30,7 @@ EXTENSION = CUDAExtension(
     "three_layers_stable._C",
     ["vector_add.cpp", str(loader.find_rung("vector_add", None).relative_to(loader.ROOT))],
     extra_compile_args={
-        "cxx": ["-O2", "-fvisibility=hidden", *TARGET],
+        "cxx": ["-O2", "-g0", "-fvisibility=hidden", *TARGET],
         "nvcc": [*loader.CUDA_FLAGS],
     },
     extra_link_args=["-Wl,-Bsymbolic"],
