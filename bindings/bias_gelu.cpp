@@ -52,8 +52,13 @@ void check(const at::Tensor& x, const at::Tensor& bias) {
               x.sizes(), " and bias ", bias.sizes());
   TORCH_CHECK(x.is_contiguous(), "bias_gelu: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");
+  TORCH_CHECK(!x.is_neg() && !x._is_zerotensor(),
+              "bias_gelu: x must hold its values, got a view that computes them; pass x.clone()");
   TORCH_CHECK(bias.is_contiguous(), "bias_gelu: bias must be contiguous, got strides ",
               bias.strides(), "; pass bias.contiguous()");
+  TORCH_CHECK(
+      !bias.is_neg() && !bias._is_zerotensor(),
+      "bias_gelu: bias must hold its values, got a view that computes them; pass bias.clone()");
 }
 
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, bool tanh) {
@@ -85,6 +90,9 @@ std::tuple<at::Tensor, at::Tensor> bias_gelu_backward(const at::Tensor& grad, co
               "bias_gelu: grad must be contiguous and like x (", x.scalar_type(), " ", x.sizes(),
               " on ", x.device(), "), got ", grad.scalar_type(), " ", grad.sizes(), " strides ",
               grad.strides(), " on ", grad.device());
+  TORCH_CHECK(
+      !grad.is_neg() && !grad._is_zerotensor(),
+      "bias_gelu: grad must hold its values, got a view that computes them; pass grad.clone()");
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor dx = at::empty_like(x), dbias = at::empty_like(bias);
   if (dx.numel() == 0) return {dx, dbias.zero_()};  // a sum of no rows is 0

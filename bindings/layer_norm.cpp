@@ -62,6 +62,8 @@ void check(const char* name, const at::Tensor& t, const at::Tensor& x, at::IntAr
               t.sizes());
   TORCH_CHECK(t.is_contiguous(), "layer_norm: ", name, " must be contiguous, got shape ", t.sizes(),
               " with strides ", t.strides(), "; pass ", name, ".contiguous()");
+  TORCH_CHECK(!t.is_neg() && !t._is_zerotensor(), "layer_norm: ", name,
+              " must hold its values, got a view that computes them; pass ", name, ".clone()");
 }
 
 bool is_supported(at::ScalarType dtype) {

@@ -28,6 +28,10 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
               a.sizes(), " and ", b.sizes());
   TORCH_CHECK(a.size(1) == b.size(0), "matmul: a must have as many columns as b has rows, got ",
               a.sizes(), " and ", b.sizes());
+  TORCH_CHECK(!a.is_neg() && !a._is_zerotensor(),
+              "matmul: a must hold its values, got a view that computes them; pass a.clone()");
+  TORCH_CHECK(!b.is_neg() && !b._is_zerotensor(),
+              "matmul: b must hold its values, got a view that computes them; pass b.clone()");
 
   const c10::cuda::CUDAGuard guard(a.device());
   const int64_t m = a.size(0), n = b.size(1), k = a.size(1);

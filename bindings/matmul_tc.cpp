@@ -48,6 +48,10 @@ at::Tensor matmul_tc(const at::Tensor& a, const at::Tensor& b) {
               b.sizes());
   TORCH_CHECK(a.size(1) == b.size(0), "matmul_tc: a must have as many columns as b has rows, got ",
               a.sizes(), " and ", b.sizes());
+  TORCH_CHECK(!a.is_neg() && !a._is_zerotensor(),
+              "matmul_tc: a must hold its values, got a view that computes them; pass a.clone()");
+  TORCH_CHECK(!b.is_neg() && !b._is_zerotensor(),
+              "matmul_tc: b must hold its values, got a view that computes them; pass b.clone()");
 
   const c10::cuda::CUDAGuard guard(a.device());
   at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());

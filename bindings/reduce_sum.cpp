@@ -38,6 +38,8 @@ at::Tensor reduce_sum(const at::Tensor& x, std::optional<int64_t> dim) {
               dim.value_or(0));
   TORCH_CHECK(x.is_contiguous(), "reduce_sum: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");
+  TORCH_CHECK(!x.is_neg() && !x._is_zerotensor(),
+              "reduce_sum: x must hold its values, got a view that computes them; pass x.clone()");
 
   // x as (outer, n, inner), and n is summed over.
   int64_t outer = 1, n = x.numel(), inner = 1;

@@ -59,8 +59,13 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tenso
               "rms_norm: weight must have shape [", x.size(-1), "], got ", weight.sizes());
   TORCH_CHECK(x.is_contiguous(), "rms_norm: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");
+  TORCH_CHECK(!x.is_neg() && !x._is_zerotensor(),
+              "rms_norm: x must hold its values, got a view that computes them; pass x.clone()");
   TORCH_CHECK(weight.is_contiguous(), "rms_norm: weight must be contiguous, got strides ",
               weight.strides(), "; pass weight.contiguous()");
+  TORCH_CHECK(
+      !weight.is_neg() && !weight._is_zerotensor(),
+      "rms_norm: weight must hold its values, got a view that computes them; pass weight.clone()");
 
   const c10::cuda::CUDAGuard guard(x.device());  // launch on the GPU that holds x
   const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

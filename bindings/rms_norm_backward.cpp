@@ -63,6 +63,8 @@ void check(const char* name, const at::Tensor& t, const at::Tensor& x, at::Scala
               t.sizes());
   TORCH_CHECK(t.is_contiguous(), "rms_norm_backward: ", name, " must be contiguous, got shape ",
               t.sizes(), " with strides ", t.strides(), "; pass ", name, ".contiguous()");
+  TORCH_CHECK(!t.is_neg() && !t._is_zerotensor(), "rms_norm_backward: ", name,
+              " must hold its values, got a view that computes them; pass ", name, ".clone()");
 }
 
 // Returns (dx, dweight).

@@ -35,6 +35,8 @@ at::Tensor scan(const at::Tensor& x) {
   TORCH_CHECK(x.dim() >= 1, "scan: x must have at least 1 dimension, got shape ", x.sizes());
   TORCH_CHECK(x.is_contiguous(), "scan: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");
+  TORCH_CHECK(!x.is_neg() && !x._is_zerotensor(),
+              "scan: x must hold its values, got a view that computes them; pass x.clone()");
 
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor out = at::empty_like(x);

@@ -43,6 +43,8 @@ at::Tensor softmax(const at::Tensor& x) {
   TORCH_CHECK(x.dim() >= 1, "softmax: x must have at least one dimension, got shape ", x.sizes());
   TORCH_CHECK(x.is_contiguous(), "softmax: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");
+  TORCH_CHECK(!x.is_neg() && !x._is_zerotensor(),
+              "softmax: x must hold its values, got a view that computes them; pass x.clone()");
 
   const c10::cuda::CUDAGuard guard(x.device());  // launch on the GPU that holds x
   at::Tensor out = at::empty_like(x);

@@ -58,8 +58,14 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& out) {
               "softmax_backward: grad must have at least one dimension, got shape ", grad.sizes());
   TORCH_CHECK(grad.is_contiguous(), "softmax_backward: grad must be contiguous, got shape ",
               grad.sizes(), " with strides ", grad.strides(), "; pass grad.contiguous()");
+  TORCH_CHECK(!grad.is_neg() && !grad._is_zerotensor(),
+              "softmax_backward: grad must hold its values, got a view that computes them; pass "
+              "grad.clone()");
   TORCH_CHECK(out.is_contiguous(), "softmax_backward: out must be contiguous, got shape ",
               out.sizes(), " with strides ", out.strides(), "; pass out.contiguous()");
+  TORCH_CHECK(!out.is_neg() && !out._is_zerotensor(),
+              "softmax_backward: out must hold its values, got a view that computes them; pass "
+              "out.clone()");
 
   const c10::cuda::CUDAGuard guard(grad.device());  // launch on the GPU that holds grad
   at::Tensor dx = at::empty_like(grad);

@@ -44,6 +44,8 @@ void check(const at::Tensor& gate, const char* name, const at::Tensor& t) {
               gate.sizes(), " and ", t.sizes());
   TORCH_CHECK(t.is_contiguous(), "swiglu: ", name, " must be contiguous, got shape ", t.sizes(),
               " with strides ", t.strides(), "; pass ", name, ".contiguous()");
+  TORCH_CHECK(!t.is_neg() && !t._is_zerotensor(), "swiglu: ", name,
+              " must hold its values, got a view that computes them; pass ", name, ".clone()");
 }
 
 void check(const at::Tensor& gate, const at::Tensor& up) {

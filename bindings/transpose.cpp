@@ -34,8 +34,8 @@ at::Tensor transpose(const at::Tensor& x) {
   TORCH_CHECK(size == 1 || size == 2 || size == 4 || size == 8,
               "transpose: elements must have 1, 2, 4 or 8 bytes, got ", x.scalar_type(), " with ",
               size);
-  TORCH_CHECK(!x.is_conj() && !x.is_neg(),
-              "transpose: x must hold its values as they are; pass x.resolve_conj().resolve_neg()");
+  TORCH_CHECK(!x.is_conj() && !x.is_neg() && !x._is_zerotensor(),
+              "transpose: x must hold its values, got a view that computes them; pass x.clone()");
   TORCH_CHECK(x.dim() >= 2, "transpose: x must have at least 2 dimensions, got shape ", x.sizes());
   TORCH_CHECK(x.is_contiguous(), "transpose: x must be contiguous, got shape ", x.sizes(),
               " with strides ", x.strides(), "; pass x.contiguous()");

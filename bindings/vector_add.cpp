@@ -52,6 +52,9 @@ at::Tensor vector_add(const at::Tensor& a, const at::Tensor& b) {
               " with strides ", a.strides(), "; pass a.contiguous()");
   TORCH_CHECK(b.is_contiguous(), "vector_add: b must be contiguous, got shape ", b.sizes(),
               " with strides ", b.strides(), "; pass b.contiguous()");
+  for (const at::Tensor* x : {&a, &b})  // like z.conj().imag, whose memory holds -x
+    TORCH_CHECK(!x->is_neg() && !x->_is_zerotensor(),
+                "vector_add: got a view whose values are computed, not stored; pass its .clone()");
 
   const c10::cuda::CUDAGuard guard(a.device());  // launch on the GPU that holds a
   at::Tensor out = a.new_empty(a.sizes());       // at::empty_like costs 2 more seconds of headers

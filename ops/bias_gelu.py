@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
 
 DETERMINISTIC = True  # column sums too: each in an order of its own, always the same
 
@@ -49,7 +49,7 @@ class BiasGelu(torch.autograd.Function):
     def forward(
         ctx, x: torch.Tensor, bias: torch.Tensor, tanh: bool, kernel: types.ModuleType
     ) -> torch.Tensor:
-        x, bias = x.contiguous(), bias.contiguous()
+        x, bias = stored(x).contiguous(), stored(bias).contiguous()
         ctx.save_for_backward(x, bias)
         ctx.tanh, ctx.kernel = tanh, kernel
         return kernel.bias_gelu(x, bias, tanh)
@@ -57,7 +57,9 @@ class BiasGelu(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        dx, dbias = ctx.kernel.bias_gelu_backward(grad.contiguous(), *ctx.saved_tensors, ctx.tanh)
+        dx, dbias = ctx.kernel.bias_gelu_backward(
+            stored(grad).contiguous(), *ctx.saved_tensors, ctx.tanh
+        )
         return dx, dbias, None, None
 
 

@@ -130,6 +130,14 @@ def tensor(
     if layout == "nonfinite":
         x = normal(*shape)
         for i, value in enumerate((float("nan"), float("inf"), float("-inf"))):
-            x.view(-1)[i :: 7] = value
+            x.view(-1)[i::7] = value
         return x
     raise ValueError(f"there is no layout {layout!r}")
+
+
+def stored(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy if its values are not in its memory, as of ``z.conj().imag``.
+
+    PyTorch negates such a view when it is read; a kernel would read what is there.
+    """
+    return x.clone() if x.is_neg() or x.is_conj() or x._is_zerotensor() else x

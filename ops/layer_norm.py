@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
 from ops.layer_norm_backward import layer_norm_backward
 
 DETERMINISTIC = True
@@ -66,8 +66,8 @@ class LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, residual, eps, kernel):
-        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-        added = None if residual is None else residual.contiguous()
+        x, weight, bias = (stored(t).contiguous() for t in (x, weight, bias))
+        added = None if residual is None else stored(residual).contiguous()
         out, total, mean, rstd = kernel.layer_norm(x, weight, bias, added, eps)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.has_residual = residual is not None

@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
 
@@ -59,10 +59,9 @@ def layer_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    more = None if grad_sum is None else grad_sum.contiguous()
-    return (kernel or last_rung("layer_norm_backward")).layer_norm_backward(
-        grad.contiguous(), x.contiguous(), weight.contiguous(), mean, rstd, more
-    )
+    inputs = (stored(t).contiguous() for t in (grad, x, weight, mean, rstd))
+    more = None if grad_sum is None else stored(grad_sum).contiguous()
+    return (kernel or last_rung("layer_norm_backward")).layer_norm_backward(*inputs, more)
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:
@@ -92,13 +91,13 @@ def cases() -> list[Case]:
     every += [((700, 300), "contiguous"), ((600, 2048), "contiguous")]
     wanted = [((5, 33), "contiguous"), ((5, 257), "contiguous"), ((5, 4099), "contiguous")]
     wanted += [((0, 8), "contiguous"), ((8, 0), "contiguous"), ((9,), "contiguous")]
-    wanted += [((3, 5, 7), "contiguous"), ((300, 12), "contiguous"), ((3000, 128), "contiguous")]
+    wanted += [((3, 5, 7), "contiguous"), ((300, 12), "contiguous"), ((2000, 128), "contiguous")]
     wanted += [((4, n), "misaligned") for n in (12, 64, 1000, 4096)]
     wanted += [((64, 48), "transposed"), ((64, 48), "strided"), ((64, 48), "expanded")]
     wanted += [((8, 12), "nonfinite")]
     wanted += [((7, n), "residual") for n in (12, 257, 1024, 4096)]
     wanted += [((40, n), "contiguous") for n in (8192, 16387)]
-    wanted += [((3, n), "contiguous") for n in (32776, 65536, 131073)]
+    wanted += [((2, n), "contiguous") for n in (32776, 65536, 131073)]
     wanted += [((2, 65535), "residual"), ((2, 65552), "residual")]
     found = [_case(*one, torch.float32) for one in every]
     found += [_case(*one, dtype) for dtype in FLOATS for one in wanted]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import Case, Cost, last_rung, tensor
+from ops.common import Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 
@@ -43,7 +43,7 @@ class MatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a: torch.Tensor, b: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
         ctx.save_for_backward(a, b)
-        return kernel.matmul(a, b)
+        return kernel.matmul(stored(a), stored(b))
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:

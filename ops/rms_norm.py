@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
@@ -47,7 +47,7 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, eps, kernel):
-        x, weight = x.contiguous(), weight.contiguous()
+        x, weight = stored(x).contiguous(), stored(weight).contiguous()
         out, rstd = kernel.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         return out

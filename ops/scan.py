@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 # The look-back adds what it finds published, and that depends on who is faster.
 DETERMINISTIC = ("1_block", "2_warp_shuffle", "3_three_kernels")
@@ -39,7 +39,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
         ctx.kernel = kernel
-        return kernel.scan(x.contiguous())
+        return kernel.scan(stored(x).contiguous())
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:

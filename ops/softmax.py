@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
 from ops.softmax_backward import softmax_backward
 
 DETERMINISTIC = True
@@ -43,7 +43,7 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
-        out = kernel.softmax(x.contiguous())
+        out = kernel.softmax(stored(x).contiguous())
         ctx.save_for_backward(out)
         return out
 

@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
 
@@ -35,7 +35,7 @@ def softmax_backward(
         RuntimeError: device, dtype or shape do not fit.
     """
     kernel = kernel or last_rung("softmax_backward")
-    return kernel.softmax_backward(grad.contiguous(), out.contiguous())
+    return kernel.softmax_backward(stored(grad).contiguous(), stored(out).contiguous())
 
 
 def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:

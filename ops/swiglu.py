@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
 
 DETERMINISTIC = True  # no element depends on another
 
@@ -41,7 +41,7 @@ class Swiglu(torch.autograd.Function):
     def forward(
         ctx, gate: torch.Tensor, up: torch.Tensor, kernel: types.ModuleType
     ) -> torch.Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
+        gate, up = stored(gate).contiguous(), stored(up).contiguous()
         ctx.save_for_backward(gate, up)
         ctx.kernel = kernel
         return kernel.swiglu(gate, up)
@@ -49,7 +49,7 @@ class Swiglu(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return *ctx.kernel.swiglu_backward(grad.contiguous(), *ctx.saved_tensors), None
+        return *ctx.kernel.swiglu_backward(stored(grad).contiguous(), *ctx.saved_tensors), None
 
 
 def cost(gate: torch.Tensor, up: torch.Tensor) -> Cost:

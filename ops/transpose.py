@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True  # bits are moved
 
@@ -38,7 +38,7 @@ class Transpose(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
         ctx.kernel = kernel
-        return kernel.transpose(x.contiguous())
+        return kernel.transpose(stored(x).contiguous())
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:

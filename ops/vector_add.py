@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, tensor
+from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ class VectorAdd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a: torch.Tensor, b: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
-        return kernel.vector_add(a.contiguous(), b.contiguous())
+        return kernel.vector_add(stored(a).contiguous(), stored(b).contiguous())
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
