@@ -27,7 +27,7 @@ lab: $(READY)
 
 test: $(READY)
 	$(RUN) -m ruff check .
-	$(RUN) -m pytest -ra $(TESTS)
+	$(RUN) -m pytest -ra -n auto --dist worksteal $(TESTS)
 
 bench: $(READY)
 	$(RUN) tests/bench_loader.py

@@ -35,7 +35,7 @@ from lab.table import Table
 from ops.common import Case
 
 WATCHED = 1 << 12  # elements: the CPU machine watches every access up to here
-CPU_ELEMENTS, CPU_FLOPS = 1 << 19, 1 << 28  # beyond, the CPU machine would take minutes
+CPU_ELEMENTS, CPU_FLOPS = 300_000, 1 << 28  # beyond, the CPU machine would take minutes
 SANITIZED = 5000  # elements: compute-sanitizer slows a kernel down a hundredfold
 GRADIENTS = 1 << 20  # elements
 GRADCHECK = 128  # elements: it calls the operator twice for each

@@ -1,6 +1,7 @@
 """Fixtures of all tests. Needs no installation: the repository's root is put on the path."""
 
 import importlib.util
+import os
 import sys
 import uuid
 from pathlib import Path
@@ -12,6 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For ``-n auto``. One process has the GPU to itself: some cases fill its memory."""
+    return 0 if torch.cuda.is_available() else min(4, os.cpu_count() or 1)
 
 
 @pytest.fixture
