@@ -7,12 +7,14 @@ import types
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import pad
 
-from ops.common import Case, Cost, last_rung, tensor
+from ops.common import Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 DTYPES = (torch.float16, torch.bfloat16)
 GENERAL = "4_cp_async"  # takes any shape and any strides, from sm_75 on; the rungs after it do not
+ON_CPU = "1_wmma"  # the one that the CPU machine can run: the others are inline PTX
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -29,7 +31,7 @@ def matmul_tc(
         a, b: matrices (M, K) and (K, N) of one dtype, float16 or bfloat16, on one device.
         kernel: what ``loader.load("matmul_tc", rung)`` returned. For None, the last rung where it
             can be used (a Hopper GPU and aligned rows, see ``fits_tma``), else ``GENERAL``, which
-            takes any strides.
+            takes any strides. On the CPU machine ``ON_CPU``, of copies that it takes.
 
     Returns:
         A contiguous matrix (M, N) of the same dtype; zeros where K is 0.
@@ -47,14 +49,16 @@ class MatMulTC(torch.autograd.Function):
     def forward(
         ctx, a: torch.Tensor, b: torch.Tensor, kernel: types.ModuleType | None
     ) -> torch.Tensor:
+        a, b = stored(a), stored(b)
         ctx.save_for_backward(a, b)
-        return (kernel or _choose(a, b)).matmul_tc(a, b)
+        return kernel.matmul_tc(a, b) if kernel else _product(a, b)
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        da = _choose(grad, b.t()).matmul_tc(grad, b.t()) if ctx.needs_input_grad[0] else None
-        db = _choose(a.t(), grad).matmul_tc(a.t(), grad) if ctx.needs_input_grad[1] else None
+        grad = stored(grad)
+        da = _product(grad, b.t()) if ctx.needs_input_grad[0] else None
+        db = _product(a.t(), grad) if ctx.needs_input_grad[1] else None
         return da, db, None
 
 
@@ -73,8 +77,16 @@ def fits_tma(a: torch.Tensor, b: torch.Tensor) -> bool:
     return hopper and b.shape[1] % 8 == 0 and aligned(a) and aligned(b)
 
 
-def _choose(a: torch.Tensor, b: torch.Tensor) -> types.ModuleType:
-    return last_rung("matmul_tc", None if fits_tma(a, b) else GENERAL)
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` by the fastest rung that takes these."""
+    if a.device.type != "cpu":
+        return last_rung("matmul_tc", None if fits_tma(a, b) else GENERAL).matmul_tc(a, b)
+    kernel = last_rung("matmul_tc", ON_CPU)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        return kernel.matmul_tc(a, b)  # which says what is wrong
+    # Beyond the next whole fragment: so there always is one, in a fresh row-major copy.
+    a_whole, b_whole = (pad(x, (0, 16 - x.shape[1] % 16, 0, 16 - x.shape[0] % 16)) for x in (a, b))
+    return kernel.matmul_tc(a_whole, b_whole)[: a.shape[0], : b.shape[1]].contiguous()
 
 
 def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:

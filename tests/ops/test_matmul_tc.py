@@ -5,18 +5,23 @@ import torch
 
 import lab
 import loader
-from ops.matmul_tc import DTYPES, GENERAL, fits_tma, matmul_tc, reference
+from ops.matmul_tc import DTYPES, GENERAL, ON_CPU, fits_tma, matmul_tc, reference
 from tests.conftest import needs_gpu
 
 RUNGS = loader.rungs("matmul_tc")
 
 
-@needs_gpu
+def skip_if_it_cannot_run(rung):
+    if not torch.cuda.is_available():
+        if rung != ON_CPU:
+            pytest.skip(f"{rung} is inline PTX, which the CPU machine does not run")
+    elif rung > GENERAL and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip(f"{rung} needs sm_90a")
+
+
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_case(rung):
-    hopper = torch.cuda.get_device_capability()[0] == 9
-    if rung > GENERAL and not hopper:
-        pytest.skip(f"{rung} needs sm_90a")
+    skip_if_it_cannot_run(rung)
     report = lab.check("matmul_tc", rung, isolate=False)
     assert bool(report.having("outside")) == (rung != GENERAL)
 
@@ -24,11 +29,8 @@ def test_every_case(rung):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_error_is_that_of_torch(device, rung, dtype):
-    """On a GPU that is cuBLAS: both sum in float32 and round once. The CPU machine runs no PTX."""
-    if rung != RUNGS[0] and device == "cpu":
-        pytest.skip(f"{rung} is inline PTX")
-    if rung > GENERAL and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip(f"{rung} needs sm_90a")
+    """On a GPU that is cuBLAS: both sum in float32 and round once."""
+    skip_if_it_cannot_run(rung)
     a = torch.randn(64, 512, device=device, dtype=dtype)
     b = torch.randn(512, 128, device=device, dtype=dtype)
     exact = reference(a, b)
@@ -39,13 +41,22 @@ def test_the_error_is_that_of_torch(device, rung, dtype):
     assert own <= 1.05 * torchs
 
 
-@needs_gpu
-def test_the_public_function_chooses_a_rung():
+def test_the_public_function_chooses_a_rung(device):
     """The last one where it can be used, the general one elsewhere: any shape works."""
-    for m, n, k in ((64, 128, 96), (33, 127, 65), (1, 8, 8), (5, 8, 0)):
-        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-        torch.testing.assert_close(matmul_tc(a, b), a @ b)
+    for m, n, k in ((64, 128, 96), (33, 127, 65), (1, 8, 8), (5, 8, 0), (0, 3, 5)):
+        a = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+        b = torch.randn(k, n, device=device, dtype=torch.bfloat16)
+        for x, y in ((a, b), (b.t(), a.t())):
+            out = matmul_tc(x, y)
+            assert out.is_contiguous()
+            torch.testing.assert_close(out, x @ y)
+
+
+def test_the_public_function_refuses_what_does_not_fit(device):
+    a = torch.randn(2, 3, device=device, dtype=torch.bfloat16)
+    for b in (a, a[0], a.t().float()):
+        with pytest.raises(RuntimeError, match="matmul_tc: a"):
+            matmul_tc(a, b)
 
 
 @pytest.mark.parametrize("rung", [GENERAL, RUNGS[-1]])
