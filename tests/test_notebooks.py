@@ -13,6 +13,11 @@ from tests.conftest import ROOT
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PROMISES = {  # words that the outputs must hold
+    "00_your_machine": (
+        "equal to a + b: True",
+        "ToolchainError: CXX=g++-99 is no program on PATH",
+        "vector_add: the launch failed",
+    ),
     "01_vector_add": (
         "equal to a + b: True",
         "gradcheck: True",
@@ -20,6 +25,18 @@ PROMISES = {  # words that the outputs must hold
         "blokIdx.x} * blockDim.x",
         "pass a.contiguous()",
         "compiled ('add_gelu.cu',)",
+    ),
+    "02_aten": (
+        "has no member named ‘tolist’",
+        "float64 by a cast          [0.0, 1.875, 0.0]",
+        "expected scalar type Float but found Double",
+        "dangling  [nan, nan, nan, nan]",
+        "not implemented for 'Long'",
+    ),
+    "03_jit": (
+        "-DTORCH_EXTENSION_NAME=plain_add_v1",
+        "Instruction 'setmaxnreg.dec' not supported on .target 'sm_90'",
+        "64 B of stack",
     ),
     "04_contiguity": (
         "4,032 of 4,096 elements are wrong",
@@ -98,6 +115,36 @@ def test_runs_and_leaves_the_repository_as_it_was(path):
             assert failed(cell), f"this cell should fail:\n{cell.source}"
     for words in PROMISES.get(path.stem, ()):
         assert words in "\n".join(map(outputs, notebook.cells)), words
+
+
+def test_the_course_lists_every_notebook():
+    text = (FOLDER / "README.md").read_text()
+    assert not [path.name for path in NOTEBOOKS if f"]({path.name})" not in text]
+
+
+def test_each_statement_has_a_section_that_shows_it():
+    text = (FOLDER / "README.md").read_text()
+    rows = text.split("| statement | shown in |\n")[1].splitlines()[1:]
+    assert len(rows) > 20
+    for row in rows:
+        name = ""
+        for part in row.split("|")[2].strip().split("; "):
+            links = re.findall(r"\]\((.*?)\)", part)
+            name = links[-1] if links else name
+            section = part.rpartition("): ")[2]
+            if section != part or not links:  # else the whole notebook shows it
+                assert section in sections(FOLDER / name), (name, section)
+
+
+def sections(path: Path) -> list[str]:
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return re.findall(r"^##+ (.*)$", text, re.MULTILINE)
+
+
+def test_00_lists_every_notebook():
+    text = (FOLDER / "00_your_machine.ipynb").read_text()
+    assert not [path.name for path in NOTEBOOKS[1:] if f"({path.name})" not in text]
 
 
 def failed(cell) -> bool:
