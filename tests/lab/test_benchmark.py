@@ -56,6 +56,9 @@ def test_every_picture_has_a_text_that_holds_its_figures():
     ladder = pictures.ladder(report(), report().cases()[0])
     assert "1_naive 4027; 2_grid_stride 4130; 3_vectorized 4324; eager 4365" in ladder.alt
     assert "3_vectorized 23.41, 4324" in pictures.sweep(report()).alt
+    rows = [row(f"float32 ({n}, {2048 // n}) contiguous", median=n * 1e-6) for n in (1, 8, 2)]
+    by_row_length = BenchReport("softmax", MACHINE, CEILINGS, rows).sweep("row length")
+    assert "by row length, smallest first: 1_naive 0.012, 0.012, 0.012" in by_row_length.alt
     assert "1_naive 0.0833 FLOP a byte, 0.336 TFLOP/s" in pictures.roofline(report()).alt
     assert len(ladder.png) < 40_000  # a notebook holds several
 
