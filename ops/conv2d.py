@@ -9,6 +9,7 @@ from ops.common import Case, Cost, differentiable_once, last_rung, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
+GENERAL = "7_any_shape"  # takes every shape, layout and dtype, from sm_75 on
 Pair = int | tuple[int, int]
 
 
@@ -49,7 +50,8 @@ def conv2d(
         stride, padding, dilation: pixels, one number or (vertical, horizontal).
         groups: the channels and the filters fall into that many groups which do not mix.
         activation: "none", "relu" or "gelu" (with Φ from the error function).
-        kernel: what ``loader.load("conv2d", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("conv2d", rung)`` returned. For None, the last rung where it can
+            be used (see ``fits_tiles``), else ``GENERAL``.
 
     Returns:
         (N, K, P, Q) of x's dtype, channels-last if x is. P = (H + 2·padding - dilation·(R - 1) - 1)
@@ -62,7 +64,7 @@ def conv2d(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
     geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-    return Conv2d.apply(x, weight, bias, geometry, activation, kernel or last_rung("conv2d"))
+    return Conv2d.apply(x, weight, bias, geometry, activation, kernel)
 
 
 class Conv2d(torch.autograd.Function):
@@ -74,6 +76,8 @@ class Conv2d(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, geometry, activation, kernel) -> torch.Tensor:
+        if kernel is None:
+            kernel = last_rung("conv2d", None if fits_tiles(x, weight, geometry[-1]) else GENERAL)
         y = kernel.conv2d(x, weight, bias, *geometry, ACTIVATIONS.index(activation))
         ctx.save_for_backward(x, weight, bias, y if activation == "relu" else None)
         ctx.geometry, ctx.activation, ctx.kernel = geometry, activation, kernel
@@ -94,6 +98,24 @@ class Conv2d(torch.autograd.Function):
             False, (0, 0), groups, [*ctx.needs_input_grad[:3]],
         )  # fmt: skip
         return *grads, None, None, None
+
+
+def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Whether the last rung takes these: 16 bits, channels-last, groups of 8, 16, … channels.
+
+    And whether it pays: with fewer than 8 filters in a group its tiles would be nearly empty.
+    """
+    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or x.dim() != 4:
+        return False
+    channels = x.shape[1]
+    return (
+        torch.cuda.get_device_capability(x.device) >= (8 if x.dtype == torch.bfloat16 else 7, 0)
+        and channels % (8 * groups) == 0
+        and weight.shape[0] >= 8 * groups
+        and x.stride(3) == channels
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+    )
 
 
 def _pair(x: Pair) -> tuple[int, int]:

@@ -32,6 +32,15 @@ struct Conv {                          // one convolution
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+template <typename A>
+struct alignas(16) Four {  // one load of 16 bytes (float64: two)
+  A at[4];
+};
+template <typename A>
+__device__ const Four<A>& four(const A* from) {
+  return *reinterpret_cast<const Four<A>*>(from);
+}
+
 struct Tap {       // an element of a window
   int64_t offset;  // from the window's first element, in x
   int h, w;        // and in pixels
@@ -53,7 +62,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS)
     conv_kernel(const T* x, const T* weight, T* y, Conv v, int64_t pixels) {
   using A = Wide<T>;
-  __shared__ alignas(16) A a_tile[BK][BM];
+  __shared__ alignas(16) A a_tile[BK][BM + 4];  // 4: so that 8 rows are in different banks
   __shared__ alignas(16) A b_tile[BK][BN];
   __shared__ Tap taps[BK];
   const int depth = v.channels / v.groups, filters = v.filters / v.groups;
@@ -107,11 +116,17 @@ __global__ void __launch_bounds__(THREADS)
     if (begin + BK < length) fetch(begin + BK);
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
+      Four<A> with_a[TM / 4], with_b[TN / 4];
+#pragma unroll
+      for (int m = 0; m < TM; m += 4) with_a[m / 4] = four(&a_tile[k][row + m / 4 * (BM / 2)]);
+#pragma unroll
+      for (int c = 0; c < TN; c += 4) with_b[c / 4] = four(&b_tile[k][col + c / 4 * (BN / 2)]);
 #pragma unroll
       for (int m = 0; m < TM; ++m) {
-        const A a = a_tile[k][row + m % 4 + m / 4 * (BM / 2)];
 #pragma unroll
-        for (int c = 0; c < TN; ++c) sum[m][c] += a * b_tile[k][col + c % 4 + c / 4 * (BN / 2)];
+        for (int c = 0; c < TN; ++c) {
+          sum[m][c] += with_a[m / 4].at[m % 4] * with_b[c / 4].at[c % 4];
+        }
       }
     }
   }

@@ -1,0 +1,152 @@
+"""conv2d: every rung against float64, those with PTX too; every refusal, and the gradients.
+
+The CPU machine runs no PTX. Where there is no GPU, the few functions of a rung that hold it are
+replaced by ``software_ptx.h``, and all that is left of the rung is tested.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import lab
+import loader
+from ops.conv2d import GENERAL, conv2d
+from tests.conftest import ROOT
+
+RUNGS = loader.rungs("conv2d")
+EVERYTHING = ("1_direct", "3_implicit_gemm", GENERAL)
+SOFTWARE = Path(__file__).with_name("software_ptx.h")
+PTX = (  # whole functions
+    r"(?:template <[^\n]*>\n)?__device__ void (?:cp_async\w*|ldmatrix_x4|mma)\("
+    r"[^{]*\{[^\n]*\n.*?^\}\n"
+)
+
+
+def has_ptx(rung):
+    return "asm volatile" in loader.find_rung("conv2d", rung).read_text()
+
+
+def runnable(rung, folder):
+    """The rung, or where there is no GPU a copy of it with its PTX in software."""
+    path = loader.find_rung("conv2d", rung)
+    if torch.cuda.is_available() or not has_ptx(rung):
+        return path
+    text = re.sub(PTX, "", path.read_text(), flags=re.M | re.S)
+    assert "asm" not in text
+    copy = folder / path.name
+    copy.write_text(
+        text.replace("#include <cstdint>", f'#include "{SOFTWARE}"\n#include <cstdint>')
+    )
+    return copy
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_case(rung, tmp_path):
+    report = lab.check("conv2d", runnable(rung, tmp_path), isolate=False)
+    assert bool(report.having("outside")) == (rung not in EVERYTHING)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_public_function_chooses_a_rung(device, dtype, groups):
+    """The last one where it can be used, the general one elsewhere: any shape works."""
+    for channels, size in ((16, (5, 6)), (24, (1, 1)), (8, (1, 3))):
+        x = torch.randn(2, channels, *size, device=device).to(dtype)
+        w = torch.randn(16, channels // groups, 3, 3, device=device).to(dtype)
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            given = x.to(memory_format=memory_format)
+            y = conv2d(given, w, padding=1, groups=groups)
+            expected = torch.nn.functional.conv2d(x.double(), w.double(), padding=1, groups=groups)
+            limit = 2 * torch.finfo(dtype).eps
+            torch.testing.assert_close(y.double(), expected, rtol=limit, atol=8 * limit)
+
+
+@pytest.mark.parametrize("rung", [r for r in RUNGS if has_ptx(r)])
+def test_it_compiles_for_other_gpus(monkeypatch, rung):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # no GPU here has a say in it
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
+    build = loader.load("conv2d", rung, backend="cuda").build
+    assert build.kernels and "warning" not in build.log.read_text()
+
+
+def test_a_convolution_is_described_alike_everywhere():
+    """The struct crosses the border between the layers: other members would be read as garbage."""
+    files = [ROOT / "bindings/conv2d.cpp", *(loader.find_rung("conv2d", r) for r in RUNGS)]
+    found = {re.search(r"struct Conv \{.*?\n\};", f.read_text(), re.S)[0] for f in files}
+    assert len(found) == 1
+
+
+GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "activation": 0}
+REFUSALS = {
+    "device": (lambda t: (t(1, 4, 5, 5, device="meta"), t(8, 4, 3, 3)), {}, "x must be on .* meta"),
+    "devices": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3, device="meta")), {}, "one device, .* meta"),
+    "dtype": (lambda t: (t(1, 4, 5, 5).long(), t(8, 4, 3, 3)), {}, "float32, .* got Long"),
+    "dtypes": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3).half()), {}, "one dtype, got Float, Half"),
+    "dimensions": (lambda t: (t(4, 5, 5), t(8, 4, 3, 3)), {}, r"4 dimensions, got .* \[4, 5, 5\]"),
+    "channels": (lambda t: (t(1, 4, 5, 5), t(8, 3, 3, 3)), {}, r"got weight \[8, 3, 3, 3\], x \[1"),
+    "no channels": (lambda t: (t(1, 0, 5, 5), t(8, 0, 3, 3)), {}, r"got weight \[8, 0, 3, 3\]"),
+    "filters": (lambda t: (t(1, 4, 5, 5), t(9, 2, 3, 3)), {"groups": 2}, "and groups 2"),
+    "groups": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"groups": 0}, "and groups 0"),
+    "bias": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3), t(4)), {}, r"each filter .* got \[4\]"),
+    "stride": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"stride": (0, 1)}, "got stride 0"),
+    "padding": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"padding": (0, -1)}, "padding -1"),
+    "window": (lambda t: (t(1, 4, 5, 2), t(8, 4, 3, 3)), {}, r"must fit .* got x \[1, 4, 5, 2\]"),
+    "gaps": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"dilation": (1, 3)}, "dilation 3"),
+    "huge": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"padding": (1 << 30, 0)}, r"over 2\^29"),
+    "activation": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"activation": 3}, "got 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusals(device, what):
+    make, changes, message = REFUSALS[what]
+
+    def t(*size, device=device):
+        return torch.zeros(size, device=device)
+
+    tensors = make(t)
+    with pytest.raises(RuntimeError, match=f"conv2d: .*{message}"):
+        loader.load("conv2d", 1).conv2d(
+            tensors[0], tensors[1], *(tensors[2:] or [None]), **{**GEOMETRY, **changes}
+        )
+
+
+def test_an_unknown_activation_is_refused(device):
+    with pytest.raises(ValueError, match=r"one of \('none', 'relu', 'gelu'\), got 'tanh'"):
+        conv2d(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), activation="tanh")
+
+
+@pytest.mark.parametrize("rung", [r for r in RUNGS if r not in EVERYTHING])
+def test_a_rung_says_what_it_does_not_do(device, rung, tmp_path):
+    module = loader.load("conv2d", runnable(rung, tmp_path))
+    x, w = torch.zeros(1, 8, 5, 5, device=device), torch.zeros(8, 8, 3, 3, device=device)
+    if rung == "2_shared_tile":
+        x = x.to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .* got float, x \[1, 8"):
+        conv2d(x, w, kernel=module)
+
+
+def test_the_layout_follows_the_input(device):
+    """Also where a size of 1 makes it both, and for weights that lie otherwise."""
+    w = torch.randn(4, 8, 3, 3, device=device)
+    for x in (torch.randn(2, 8, 1, 1, device=device), torch.randn(2, 8, 5, 4, device=device)):
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            y = conv2d(x.to(memory_format=memory_format), w, padding=1)
+            assert y.is_contiguous(memory_format=memory_format)
+            torch.testing.assert_close(y, torch.nn.functional.conv2d(x, w, padding=1))
+
+
+def test_what_needs_no_gradient_gets_none(device):
+    x = torch.randn(1, 2, 4, 4, device=device)
+    w = torch.randn(3, 2, 3, 3, device=device, requires_grad=True)
+    conv2d(x, w, activation="gelu").sum().backward()
+    assert x.grad is None and w.grad.shape == w.shape
+
+
+def test_a_second_derivative_is_refused(device):
+    x = torch.randn(1, 2, 4, 4, device=device, requires_grad=True)
+    out = conv2d(x, torch.randn(3, 2, 3, 3, device=device), activation="gelu")
+    with pytest.raises(RuntimeError, match="is differentiable once; create_graph=True asks for"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
