@@ -122,7 +122,8 @@ def baselines() -> dict:
 def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
     def inputs(device: str) -> tuple[torch.Tensor]:
         if layout == "large":  # exp() of these is far beyond every dtype
-            return (tensor(shape, dtype, device) * 10 + 1000,)
+            # Spread by 3, not 10: where one probability is near 1, a gradient is all rounding.
+            return (tensor(shape, dtype, device) * 3 + 1000,)
         if layout == "masked":  # as attention does: -inf in places, and in one whole row
             x = tensor(shape, dtype, device)
             x[..., ::3] = float("-inf")
