@@ -1,5 +1,6 @@
 // 5_in_flight.cu: four loads of 16 bytes in flight per thread
-// Before : a thread of rung 4 loads 4 bytes, waits, and is done
+// Before : rung 4 queues up an atomic addition for every 256 elements; its threads load 4 bytes,
+//          wait, and are done
 // Idea   : as many blocks as the GPU holds at once; each thread strides through the tensor and asks
 //          for 64 bytes before it adds the first
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
