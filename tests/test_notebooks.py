@@ -60,6 +60,36 @@ PROMISES = {  # words that the outputs must hold
         "outside of `out` (tensor out[1000] float32)",
         "race in __shared__ tile",
     ),
+    "10_elementwise": (
+        "swiglu: the launch failed: misaligned address",
+        "swiglu    backward: 11.0 n composed, 5.0 n",
+        "requests: 144 and 1152",
+        "16 bytes a lane where that is possible",
+    ),
+    "11_sum": (
+        "conflict between blocks in `sums`",
+        "16 → 4",
+        "same bits promised: True",
+        "16 atomic additions for 16 blocks",
+    ),
+    "12_softmax": (
+        "race in __shared__ found",
+        "4096 ones added up in bfloat16: 256.0",
+        "gradcheck: True",
+        "right, in two reads and no barrier",
+    ),
+    "20_matmul": (
+        "race in __shared__ a_tile",
+        "rung 2 → rung 3: 13 times fewer bytes",
+        "{'6_vectorized': 2, '7_warp_tiles': 1}",
+        "right, but 2.06 wavefronts for a warp's multiply-add",
+    ),
+    "21_tensor_cores": (
+        "2_mma_sync.cu, line 47: asm: inline PTX cannot run on the CPU machine",
+        "256, swizzled            1 turns",
+        "bands of 16       16 strips of A,  9 of B:    71 MB",
+        "right, but it asks for 73,728 bytes, and rung 1 for 73,728",
+    ),
 }
 
 
