@@ -8,7 +8,7 @@
 
 PYTHON = python3
 VENV = .venv
-NOTEBOOK = notebooks/01_vector_add.ipynb
+NOTEBOOK = notebooks/00_your_machine.ipynb
 TESTS =
 
 ifeq ($(strip $(VENV)),)
