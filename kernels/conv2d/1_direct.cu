@@ -80,8 +80,8 @@ __global__ void finish_kernel(T* y, const T* bias, int64_t total, int64_t inner,
                               int activation) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (i >= total) return;
-  const Wide<T> b = bias ? Wide<T>(bias[i / inner % filters]) : Wide<T>(0);
-  y[i] = T(activate(Wide<T>(y[i]) + b, activation));
+  const T sum = y[i], b = bias ? bias[i / inner % filters] : T(0.0f);
+  y[i] = T(activate(Wide<T>(sum) + Wide<T>(b), activation));
 }
 
 template <typename T>

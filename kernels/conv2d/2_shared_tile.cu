@@ -61,12 +61,13 @@ __global__ void __launch_bounds__(BLOCK)
     for (int e = t; e < patch_h * patch_w; e += BLOCK) {
       const int h = h0 + e / patch_w, w = w0 + e % patch_w;
       const bool inside = h >= 0 && h < v.height && w >= 0 && w < v.width;
-      patch[e] = inside ? A(image[(int64_t{c} * v.height + h) * v.width + w]) : A(0);
+      const T pixel = inside ? image[(int64_t{c} * v.height + h) * v.width + w] : T(0.0f);
+      patch[e] = A(pixel);
     }
     for (int e = t; e < window * FILTERS; e += BLOCK) {
       const int k = e / window, tap = e % window;
-      const bool inside = k0 + k < filters;
-      taps[tap * FILTERS + k] = inside ? A(filter[(int64_t{k} * depth + c) * window + tap]) : A(0);
+      const T one = k0 + k < filters ? filter[(int64_t{k} * depth + c) * window + tap] : T(0.0f);
+      taps[tap * FILTERS + k] = A(one);
     }
     __syncthreads();
     for (int r = 0, tap = 0; r < v.kernel_h; ++r) {
@@ -101,8 +102,8 @@ __global__ void finish_kernel(T* y, const T* bias, int64_t total, int64_t inner,
                               int activation) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (i >= total) return;
-  const Wide<T> b = bias ? Wide<T>(bias[i / inner % filters]) : Wide<T>(0);
-  y[i] = T(activate(Wide<T>(y[i]) + b, activation));
+  const T sum = y[i], b = bias ? bias[i / inner % filters] : T(0.0f);
+  y[i] = T(activate(Wide<T>(sum) + Wide<T>(b), activation));
 }
 
 template <typename T>

@@ -229,8 +229,8 @@ template <typename T>
 __global__ void finish_kernel(T* y, const T* bias, int64_t total, int filters, int activation) {
   const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
   if (i >= total) return;
-  const float b = bias ? static_cast<float>(bias[i % filters]) : 0.0f;
-  y[i] = T(activate(static_cast<float>(y[i]) + b, activation));
+  const T sum = y[i], b = bias ? bias[i % filters] : T(0.0f);
+  y[i] = T(activate(static_cast<float>(sum) + static_cast<float>(b), activation));
 }
 
 template <typename T>
