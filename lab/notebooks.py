@@ -84,7 +84,10 @@ def refresh(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day: a difference at every run
     notebook.metadata["outputs_of"] = digest(notebook)
-    nbformat.write(notebook, path)
+    text = nbformat.writes(notebook)
+    for folder, name in ((FOLDER.parent, "."), (Path.home(), "~")):  # tracebacks are full of them
+        text = text.replace(f"{folder}/", f"{name}/")
+    path.write_text(text + "\n")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from lab.notebooks import FOLDER, digest, execute, execute_with_solutions, tags
+from lab.notebooks import FOLDER, digest, execute, execute_with_solutions, refresh, tags
 from tests.conftest import ROOT
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -175,6 +175,16 @@ def sections(path: Path) -> list[str]:
 def test_00_lists_every_notebook():
     text = (FOLDER / "00_your_machine.ipynb").read_text()
     assert not [path.name for path in NOTEBOOKS[1:] if f"({path.name})" not in text]
+
+
+def test_outputs_do_not_tell_where_the_repository_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACES", f"{ROOT}/simt/machine.py {Path.home()}/.cache")
+    cell = nbformat.v4.new_code_cell("import os\n\nprint(os.environ['PLACES'])")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
+    refresh(tmp_path / "one.ipynb")
+    ran = nbformat.read(tmp_path / "one.ipynb", as_version=4)
+    assert outputs(ran.cells[0]).strip() == "./simt/machine.py ~/.cache"
+    assert ran.metadata["outputs_of"] == digest(ran)
 
 
 def failed(cell) -> bool:
