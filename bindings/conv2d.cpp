@@ -41,9 +41,8 @@ int64_t steps(int64_t size, int64_t taps, int64_t stride, int64_t pad, int64_t d
 
 template <typename T, typename Launch>
 cudaError_t call(Launch launch, const at::Tensor& x, const at::Tensor& weight,
-                 const std::optional<at::Tensor>& bias, const at::Tensor& y, const Conv& v,
-                 cudaStream_t stream) {
-  const void* b = bias ? bias->const_data_ptr() : nullptr;
+                 const at::Tensor& bias, const at::Tensor& y, const Conv& v, cudaStream_t stream) {
+  const void* b = bias.defined() ? bias.const_data_ptr() : nullptr;
   return launch(static_cast<const T*>(x.const_data_ptr()),
                 static_cast<const T*>(weight.const_data_ptr()), static_cast<const T*>(b),
                 static_cast<T*>(y.mutable_data_ptr()), v, stream);
@@ -96,7 +95,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
   const c10::cuda::CUDAGuard guard(x.device());
   const auto format = x.suggest_memory_format();  // channels-last if it lies like that
   const at::Tensor from = x.contiguous(format), filters = weight.contiguous(format);
-  const std::optional<at::Tensor> shift = bias ? std::optional(bias->contiguous()) : std::nullopt;
+  const at::Tensor shift = bias ? bias->contiguous() : at::Tensor();
   const int64_t p = steps(x.size(2), r, stride[0], padding[0], dilation[0]);
   const int64_t q = steps(x.size(3), s, stride[1], padding[1], dilation[1]);
   at::Tensor y = at::empty({x.size(0), weight.size(0), p, q}, x.options(), format);
