@@ -125,6 +125,7 @@ def main(arguments: list[str]) -> int:
     command = [
         cxx, "-std=c++17", f"-I{INCLUDE}", "-iquote", str(source.parent), *passed_on,
         *compiler_flags(cxx, check), "-include", str(INCLUDE / "cuda_runtime.h"),
+        *(f"-ffile-prefix-map={copy}={original}" for copy, original in copies.items()),
         "-c", str(rewritten), "-o", str(output),
     ]  # fmt: skip
     if dep_file is not None:

@@ -137,14 +137,5 @@ namespace simt {
 [[noreturn]] inline SIMT_UNWATCHED void __trap(SIMT_HERE) { ::simt::trap(here); }
 #define __builtin_assume(x) ((void)0)
 
-// A failed assert in a kernel must not take the process with it.
-[[noreturn]] void simt_assert(const char* expression, const char* file, int line);
-#undef assert
-#ifdef NDEBUG
-#define assert(x) ((void)0)
-#else
-#define assert(x) ((x) ? (void)0 : simt_assert(#x, __FILE__, __LINE__))
-#endif
-
 // printf in a kernel: whole lines, also when blocks run side by side.
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
