@@ -18,10 +18,11 @@ struct Thread {  // groups of copies under way; the newest collects. A block mus
   Copy copies[8][32];
   int sizes[8], groups;
 };
-// The blocks of a host thread run one after the other.
+// Blocks that run at the same time have numbers close together. Not thread_local: that would be
+// allocated at the first use, where a nudge of the supervisor may come at any moment.
 SIMT_UNWATCHED inline Thread& mine() {
-  static thread_local Thread threads[256];
-  return threads[threadIdx.x];
+  static Thread threads[64][128];
+  return threads[blockIdx.x % 64][threadIdx.x];
 }
 SIMT_UNWATCHED inline void ask(const Copy& copy) {
   Thread& t = mine();
