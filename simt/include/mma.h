@@ -85,8 +85,13 @@ class fragment {
   static constexpr int num_storage_elements = num_elements;
   storage_element_type x[num_elements];
 
-  // Element i of a lane is this element of the matrix, counted row by row.
-  static SIMT_UNWATCHED int position(int lane, int i) { return lane * num_elements + i; }
+  // Element i of a lane is this element of the matrix, counted row by row. Neighbouring lanes hold
+  // neighbours in memory, so that the counters see the few sectors that a GPU moves.
+  static SIMT_UNWATCHED int position(int lane, int i) {
+    const int at = i * 32 + lane;
+    if (!std::is_same_v<Layout, col_major>) return at;
+    return at % Shape::rows * Shape::columns + at / Shape::rows;
+  }
 };
 
 template <class Use, int M, int N, int K, class T, class Layout, class V>

@@ -105,8 +105,11 @@ class Team {
       if (stuck.count() > watchdog_seconds()) stop(Stop::kWatchdog);
       for (size_t i = 0; i < workers_.size(); i++) {
         const uint64_t progress = __atomic_load_n(&workers_[i]->progress, __ATOMIC_RELAXED);
-        // A thread that got nowhere for a whole tick may spin for another one of its block.
-        if (progress == seen[i] || launch_.stop.load() != Stop::kNo) {
+        // A thread that got nowhere for a whole tick may spin for another one of its block. One
+        // outside of a kernel needs no nudge, and one that is only starting must not get one: the
+        // handler would be the first to touch its thread-local storage, which calls malloc().
+        const bool in_kernel = workers_[i]->in_kernel;
+        if (in_kernel && (progress == seen[i] || launch_.stop.load() != Stop::kNo)) {
           nudge(threads_[i].native_handle());
         }
         seen[i] = progress;

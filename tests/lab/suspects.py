@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import time
 
 
@@ -23,6 +24,12 @@ def segfaults(progress):
 def hangs(progress):
     progress("case 8")
     time.sleep(60)
+
+
+def builds(ninja, progress):
+    """Waits longer than it may, for a program of that name."""
+    subprocess.run([ninja])
+    return "built"
 
 
 def aborts(progress):

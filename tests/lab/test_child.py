@@ -42,6 +42,16 @@ def test_an_exception_comes_back_as_its_text():
         call("raises")
 
 
+def test_a_build_may_take_longer_than_a_kernel(tmp_path):
+    call("answer", 1)
+    for name in ("ninja", "other"):
+        (tmp_path / name).write_text("#!/bin/sh\nsleep 2\n")
+        (tmp_path / name).chmod(0o755)
+    assert call("builds", str(tmp_path / "ninja"), limit=0.5) == "built"
+    with pytest.raises(child.Died, match="did not finish in 0.5 s"):
+        call("builds", str(tmp_path / "other"), limit=0.5)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
