@@ -49,7 +49,8 @@ __device__ Window window(const Conv& v, int64_t j, int64_t pixels) {
 __device__ int place(int i, int j) { return i * BK + (j ^ i / 2 % 4 * 8); }
 
 // Starts to copy 16 bytes from global to shared memory past the registers, or to write zeros.
-// .ca: by way of the L1, where the next tap finds most of it again. Turing has no cp.async: there it is an ordinary copy.
+// .ca: by way of the L1, where the next tap finds most of it again.
+// Turing has no cp.async: there it is an ordinary copy.
 __device__ void cp_async(void* to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     next = next + 1 == STAGES ? 0 : next + 1;
   }
-  cp_async_wait<0>();  // the last groups are empty, but a block should leave nothing under way
+  cp_async_wait<0>();  // the last groups only write zeros, but nothing should be left under way
 #pragma unroll
   for (int m = 0; m < WM / 16; ++m) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // 6_fused_epilogue.cu: bias and activation while the results are still in registers
 // Before : rung 5's second kernel reads y and writes it again: as many bytes as the convolution
 //          itself must move
-// Idea   : a lane holds the same two filters of every pixel it has: two numbers of the bias serve
-//          for all. The sums are rounded once, after the activation
+// Idea   : of every 8 filters a lane holds the same two for all its pixels: 8 numbers of the bias
+//          serve for all. The sums are rounded once, after the activation
 // Cost   : 2·N·K·P·Q·C·R·S / groups operations; y is written once, and not read
 //          Legal: as rung 5
 // Result : not measured yet
@@ -48,7 +48,8 @@ __device__ Window window(const Conv& v, int64_t j, int64_t pixels) {
 __device__ int place(int i, int j) { return i * BK + (j ^ i / 2 % 4 * 8); }
 
 // Starts to copy 16 bytes from global to shared memory past the registers, or to write zeros.
-// .ca: by way of the L1, where the next tap finds most of it again. Turing has no cp.async: there it is an ordinary copy.
+// .ca: by way of the L1, where the next tap finds most of it again.
+// Turing has no cp.async: there it is an ordinary copy.
 __device__ void cp_async(void* to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -200,10 +201,10 @@ __global__ void __launch_bounds__(THREADS, 3)
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     next = next + 1 == STAGES ? 0 : next + 1;
   }
-  cp_async_wait<0>();  // the last groups are empty, but a block should leave nothing under way
+  cp_async_wait<0>();  // the last groups only write zeros, but nothing should be left under way
 #pragma unroll
   for (int n = 0; n < WN / 8; ++n) {
-    const int k = k0 + col + n * 8 + lane % 4 * 2;  // two filters of a lane, always the same
+    const int k = k0 + col + n * 8 + lane % 4 * 2;  // two of these 8, the same for all pixels
     if (k >= filters) break;
     float shift[2] = {};
     if (bias) {

@@ -39,9 +39,9 @@ struct Plan {
   int jump_h, jump_w;  // from one pixel of the tile to the next, in the patch
 };
 
-// Where channel j of row i (a pixel or a filter) lies: rows of 64 bytes, whose 16-byte pieces are permuted so that
-// the 8 rows that ldmatrix reads at once are in different banks,
-// wherever in the patch they begin.
+// Where channel j of row i (a pixel or a filter) lies: rows of 64 bytes, whose 16-byte pieces are
+// permuted so that the 8 rows that ldmatrix reads at once are in different banks, wherever in the
+// patch they begin.
 __device__ int place(int i, int j) { return i * BK + (j ^ i / 2 % 4 * 8); }
 
 // Starts to copy 16 bytes from global to shared memory past the registers, or to write zeros.
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(THREADS, 3)
   // [64 pixels][BN filters], 16-byte pieces swizzled
 #pragma unroll
   for (int k = 0; k < BN / 8; ++k) {
-    const int filter = k0 + k * 8 + lane % 4 * 2;  // and the next: always the same two of a lane
+    const int filter = k0 + k * 8 + lane % 4 * 2;  // two of these 8, the same for all pixels
     float shift[2] = {};
     if (bias && filter < filters) shift[0] = static_cast<float>(bias[group * filters + filter]);
     if (bias && filter + 1 < filters) {

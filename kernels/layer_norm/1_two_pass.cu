@@ -1,5 +1,5 @@
 // 1_two_pass.cu: mean first, then variance, one block a row
-// Before : (x - mean) / sqrt(var + eps) * weight + bias in PyTorch operators: eight trips to memory
+// Before : (x - mean) / sqrt(var + eps) * weight + bias in PyTorch operators: 14 trips to memory
 // Idea   : the threads of a block share a row and walk it three times: the mean, the mean squared
 //          distance from it, the result. x + residual is formed on the way, if there is a residual
 // Cost   : 2·rows·cols·sizeof(T) bytes at least (with a residual 4), so bound by memory

@@ -1,7 +1,7 @@
 // 2_mma_sync.cu: tiles in shared memory, fragments by ldmatrix, products by mma.sync
 // Before : rung 1 loads every tile of A and B from global memory once for each 16 x 16 results
 // Idea   : a block shares tiles of 128 x 32 and 32 x 128, a warp computes 64 x 64; ldmatrix brings
-//          operands to the lanes where mma.sync, the instruction behind wmma, wants them
+//          operands to the lanes where mma.sync, which becomes HMMA as wmma does, wants them
 // Cost   : 2·M·N·K operations
 //          Legal: row-major, N, K and row strides multiples of 8, pointers aligned to 16 bytes;
 //          float16 from sm_75, bfloat16 from sm_80

@@ -1,5 +1,5 @@
 // 2_warp_shuffle.cu: registers and shuffles in place of shared memory
-// Before : rung 1 takes 17 barriers for 256 elements
+// Before : rung 1 takes 18 barriers for 256 elements
 // Idea   : a lane adds up packs of 16 bytes in its registers, the lanes of a warp exchange their
 //          sums by shuffles, the warps theirs through shared memory: 2 barriers for a whole tile
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows < 2^31, any n
