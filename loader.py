@@ -39,7 +39,7 @@ from typing import NamedTuple
 import torch
 
 ROOT = Path(__file__).resolve().parent
-FORMAT = "3"  # part of every hash: raise it when the way of building changes
+FORMAT = "4"  # part of every hash: raise it when the way of building changes
 DEFAULT_ARCH = "9.0a"  # compiled for where there is no GPU to ask
 KEEP_DAYS = 30
 # torch switches the operators of __half off; a plain nvcc call has them.
@@ -60,11 +60,13 @@ for arg; do
   out=$arg
   case $arg in
     */kernel*.cu) is_kernel=1 arg={kernel};;
-    */binding.cpp) arg={binding};;
+    */binding.cpp) is_binding=1 arg={binding};;
   esac
   set -- "$@" "$arg"
 done
-if [ "$is_kernel" ]; then set -- {kernel_compiler} "$@"; else set -- {cxx} "$@"; fi
+if [ "$is_kernel" ]; then set -- {kernel_compiler} "$@"
+elif [ "$is_binding" ]; then set -- {cxx} "$@"
+else set -- {cxx} "$@" {own_flags}; fi
 exec > "$out.log" 2>&1
 echo "+ $*"
 "$@" || {{ status=$?; rm -f "$out"; exit $status; }}
@@ -204,7 +206,8 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     """What a build needs beside its sources: what ``simt.settings()`` returns, or the same for
     nvcc, and cxx, home (of CUDA), arch ("" for the CPU machine). ``key`` is a hash of it all."""
     cxx, home, arch, attach = _cxx(), None, "", None
-    tools = {"sources": [], "include_paths": [], "cflags": [], "ldflags": [], "identity": ""}
+    tools = {"sources": [], "include_paths": [], "cflags": [], "ldflags": [], "identity": "",
+             "own_flags": []}  # fmt: skip
     if backend == "cuda":
         home, arch = cuda_home(), _arch_list()
         tools["kernel_compiler"] = [f"{home}/bin/nvcc", "-ccbin", cxx]
@@ -237,9 +240,16 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     variables = ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CPATH", "C_INCLUDE_PATH",
                  "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")  # fmt: skip
     stamps += [(name, os.environ.get(name)) for name in variables]
-    key = _hash(FORMAT, sys.implementation.cache_tag, torch.__version__, torch.version.git_version,
-                torch.__file__, check, tools, stamps)  # fmt: skip
-    return types.SimpleNamespace(**tools, attach=attach, flags=list(flags), key=key)
+    # A binding is the same whether its kernel is watched or not.
+    shared = {
+        k: v for k, v in tools.items() if k not in ("kernel_compiler", "sources", "own_flags")
+    }
+    binding_key = _hash(FORMAT, sys.implementation.cache_tag, torch.__version__,
+                        torch.version.git_version, torch.__file__, shared, stamps)  # fmt: skip
+    key = _hash(binding_key, check, tools)
+    return types.SimpleNamespace(
+        **tools, attach=attach, flags=list(flags), key=key, binding_key=binding_key
+    )
 
 
 @functools.cache
@@ -380,10 +390,10 @@ def _write(path: Path, text: str) -> None:
 
 def _object_name(path: Path, op: str, tools: types.SimpleNamespace) -> tuple[str, str]:
     """(hash of the toolchain and a source, hash of these and the headers it had the last time)."""
-    flags = tools.flags if path.suffix == ".cu" else []
+    key, flags = (tools.key, tools.flags) if path.suffix == ".cu" else (tools.binding_key, [])
     if str(path) in tools.sources:
-        op = ""  # the CPU machine's own sources serve all operators
-    source = _hash(tools.key, op, flags, path, path.read_bytes())
+        key, op = tools.key, ""  # the CPU machine's own sources serve all operators
+    source = _hash(key, op, flags, path, path.read_bytes())
     known = cache_folder() / "objects" / f"{source}.headers"
     headers = known.read_text().splitlines() if known.exists() else []
     return source, _hash(source, *(os.path.isfile(h) and Path(h).read_bytes() for h in headers))
@@ -508,7 +518,7 @@ def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], st
     compiler.write_text(WRAPPER.format(
         kernel_compiler=shlex.join([*tools.kernel_compiler, *tools.flags]),
         kernel=shlex.quote(str(kernel)), binding=shlex.quote(str(wrapper)),
-        cxx=shlex.quote(tools.cxx),
+        cxx=shlex.quote(tools.cxx), own_flags=shlex.join(tools.own_flags),
     ))  # fmt: skip
     compiler.chmod(0o755)
     # torch gets stubs: it would call op.cpp and op.cu both op.o on the CPU machine, and its ninja

@@ -55,6 +55,9 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
   TORCH_CHECK(weight.device() == x.device() && (!bias || bias->device() == x.device()),
               "conv2d: all tensors must be on one device, got ", x.device(), ", ", weight.device(),
               bias ? c10::str(" and ", bias->device()) : "");
+  for (const at::Tensor* t : {&x, &weight, bias ? &*bias : &x})
+    TORCH_CHECK(!t->is_neg() && !t->_is_zerotensor(),
+                "conv2d: got a view whose values are computed, not stored; pass its .clone()");
   const auto dtype = x.scalar_type();
   TORCH_CHECK(
       dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16,
@@ -78,9 +81,11 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
     TORCH_CHECK(stride[i] > 0 && dilation[i] > 0 && padding[i] >= 0,
                 "conv2d: stride and dilation must be positive, padding not negative, got stride ",
                 stride[i], ", dilation ", dilation[i], ", padding ", padding[i]);
+    TORCH_CHECK(stride[i] <= 1 << 24 && dilation[i] <= 1 << 24,  // kernels step in 32 bits
+                "conv2d: stride and dilation must be at most 2^24, got ", stride[i], " and ",
+                dilation[i]);
     const int64_t size = x.size(2 + i), taps = weight.size(2 + i), most = INT32_MAX;
-    TORCH_CHECK(padding[i] <= most / 4 && size <= most / 4 && stride[i] <= most / 4 &&
-                    dilation[i] <= most / 4 / taps,
+    TORCH_CHECK(padding[i] <= most / 4 && size <= most / 4 && dilation[i] <= most / 4 / taps,
                 "conv2d: no size may be over 2^29, got x ", x.sizes(), ", weight ", weight.sizes());
     TORCH_CHECK(size + 2 * padding[i] > dilation[i] * (taps - 1),
                 "conv2d: the kernel must fit into the padded image, got x ", x.sizes(), ", weight ",

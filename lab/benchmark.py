@@ -210,7 +210,7 @@ def run(
 ) -> BenchReport:
     """The measurements, in this process."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = True, False
     progress("measuring what this GPU can do")
     report = BenchReport(op, machine(), ceilings())
     module = importlib.import_module(f"ops.{op}")

@@ -225,6 +225,10 @@ class _Runner:
     """One rung and its operator module, ready to run cases."""
 
     def __init__(self, op: str, name: str, kernel: Path, binding: str | None, backend: str):
+        # A gradient may be PyTorch's own kernel: it must be exact, and the same twice.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
         self.module = importlib.import_module(f"ops.{op}")
         self.function = getattr(self.module, op)
         promised = getattr(self.module, "DETERMINISTIC", False)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import Case, Cost, differentiable_once, last_rung, tensor
+from ops.common import Case, Cost, differentiable_once, last_rung, stored, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -76,6 +76,7 @@ class Conv2d(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, geometry, activation, kernel) -> torch.Tensor:
+        x, weight, bias = (t if t is None else stored(t) for t in (x, weight, bias))
         if kernel is None:
             kernel = last_rung("conv2d", None if fits_tiles(x, weight, geometry[-1]) else GENERAL)
         y = kernel.conv2d(x, weight, bias, *geometry, ACTIVATIONS.index(activation))
@@ -89,7 +90,7 @@ class Conv2d(torch.autograd.Function):
         x, weight, bias, y = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         if ctx.activation == "relu":
-            grad = torch.where(y > 0, grad, 0)
+            grad = torch.where(y <= 0, 0, grad)  # past NaN, as PyTorch does
         if ctx.activation == "gelu":
             z = ctx.kernel.conv2d(x, weight, bias, *ctx.geometry, ACTIVATIONS.index("none"))
             grad = torch.ops.aten.gelu_backward(grad, z)
@@ -110,6 +111,7 @@ def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     channels = x.shape[1]
     return (
         torch.cuda.get_device_capability(x.device) >= (8 if x.dtype == torch.bfloat16 else 7, 0)
+        and groups > 0
         and channels % (8 * groups) == 0
         and weight.shape[0] >= 8 * groups
         and x.stride(3) == channels
@@ -180,9 +182,13 @@ def baselines() -> dict[str, Callable]:
     return {"eager": _composed, "cudnn_guess": _guessed, "cudnn_fused": _fused}
 
 
-def _guessed(*inputs) -> torch.Tensor:
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-        return _composed(*inputs)
+def _guessed(x, *rest) -> torch.Tensor:
+    if x.element_size() != 2:
+        raise RuntimeError("not supported by this rung: its plan would be the searched one")
+    # PyTorch keeps cuDNN's plans whether they were searched or guessed. TF32 means nothing to 16
+    # bits, but another setting of it is another plan.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=True):
+        return _composed(x, *rest)
 
 
 def _fused(x, weight, bias, stride, padding, dilation, groups, activation) -> torch.Tensor:

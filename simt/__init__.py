@@ -35,9 +35,10 @@ def settings(check: bool = False) -> dict:
         ],
         "sources": [str(path) for path in sources if check or path.name not in CHECKER],
         "include_paths": [str(HERE / "shim")],
-        "cflags": ["-O2", "-g1", "-fvisibility=hidden", *(["-DSIMT_CHECK"] if check else [])],
+        "cflags": ["-O2", "-g1", "-fvisibility=hidden"],
+        "own_flags": ["-DSIMT_CHECK"] if check else [],  # for `sources`: a binding needs none
         "ldflags": [f"-Wl,--version-script={HERE / 'exports.map'}", "-lpthread", "-ldl"],
-        "identity": f"{_content()} {check}",
+        "identity": _content(),
     }  # fmt: skip
 
 

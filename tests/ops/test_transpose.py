@@ -27,7 +27,7 @@ REFUSALS = {
     ),
     "empty": (lambda t: t(0, 3).to(torch.complex128), "1, 2, 4 or 8 bytes, got ComplexDouble"),
     "dimensions": (lambda t: t(3), r"at least 2 dimensions, got shape \[3\]"),
-    "conjugate": (lambda t: t(2, 3).to(torch.complex64).conj(), r"pass x\.resolve_conj\(\)"),
+    "conjugate": (lambda t: t(2, 3).to(torch.complex64).conj(), r"pass x\.clone\(\)"),
     "strides": (lambda t: t(3, 2).t(), r"x must be contiguous, .*; pass x\.contiguous\(\)"),
 }
 

@@ -253,3 +253,9 @@ def test_strided_accesses_and_bank_conflicts(folder):
 def test_fast_module_says_how_to_count(folder):
     with pytest.raises(RuntimeError, match="check=True"):
         load(write(folder, "right")).simt.counters()
+
+
+def test_a_binding_is_compiled_once_for_both_modes(folder):
+    path = write(folder, "both")
+    load(path)
+    assert load(path, check=True).build.compiled == ("both.cu",)
