@@ -61,7 +61,8 @@ class Builder:
         out = str(self.folder / Path(source).with_suffix(".o").name)
         run(
             self.cxx, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1",
-            *(f for f in self.settings["cflags"] if not f.startswith("-O")), *self.flags,
+            *(f for f in self.settings["cflags"] if not f.startswith("-O")),
+            *self.settings["own_flags"], *self.flags,
             "-isystem", str(toolkit_include()), "-c", source, "-o", out,
         )  # fmt: skip
         return out
