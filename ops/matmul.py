@@ -48,8 +48,9 @@ class MatMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        da = last_rung("matmul").matmul(grad, b.t()) if ctx.needs_input_grad[0] else None
-        db = last_rung("matmul").matmul(a.t(), grad) if ctx.needs_input_grad[1] else None
+        last = last_rung("matmul")  # through apply(): so they can be differentiated again
+        da = MatMul.apply(grad, b.t(), last) if ctx.needs_input_grad[0] else None
+        db = MatMul.apply(a.t(), grad, last) if ctx.needs_input_grad[1] else None
         return da, db, None
 
 

@@ -49,16 +49,16 @@ class MatMulTC(torch.autograd.Function):
     def forward(
         ctx, a: torch.Tensor, b: torch.Tensor, kernel: types.ModuleType | None
     ) -> torch.Tensor:
-        a, b = stored(a), stored(b)
         ctx.save_for_backward(a, b)
+        a, b = stored(a), stored(b)
         return kernel.matmul_tc(a, b) if kernel else _product(a, b)
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        grad = stored(grad)
-        da = _product(grad, b.t()) if ctx.needs_input_grad[0] else None
-        db = _product(a.t(), grad) if ctx.needs_input_grad[1] else None
+        # Through apply(): so they can be differentiated again.
+        da = MatMulTC.apply(grad, b.t(), None) if ctx.needs_input_grad[0] else None
+        db = MatMulTC.apply(a.t(), grad, None) if ctx.needs_input_grad[1] else None
         return da, db, None
 
 

@@ -91,6 +91,7 @@ REFUSALS = {
     "dimensions": (lambda t: (t(4, 5, 5), t(8, 4, 3, 3)), {}, r"4 dimensions, got .* \[4, 5, 5\]"),
     "channels": (lambda t: (t(1, 4, 5, 5), t(8, 3, 3, 3)), {}, r"got weight \[8, 3, 3, 3\], x \[1"),
     "no channels": (lambda t: (t(1, 0, 5, 5), t(8, 0, 3, 3)), {}, r"got weight \[8, 0, 3, 3\]"),
+    "steps": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"stride": (1, 1 << 25)}, r"at most 2\^24"),
     "filters": (lambda t: (t(1, 4, 5, 5), t(9, 2, 3, 3)), {"groups": 2}, "and groups 2"),
     "groups": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3)), {"groups": 0}, "and groups 0"),
     "bias": (lambda t: (t(1, 4, 5, 5), t(8, 4, 3, 3), t(4)), {}, r"each filter .* got \[4\]"),

@@ -85,3 +85,19 @@ def test_the_error_is_that_of_torch(device, rung):
         for out in (matmul(a, b, loader.load("matmul", rung)), a @ b)
     )
     assert own <= 2 * torchs
+
+
+def test_the_second_derivative(device):
+    """Of squares, so that it is not zero; a backward that is a bare kernel would give none."""
+    a, b = (torch.randn(n, m, device=device, dtype=torch.float32, requires_grad=True)
+            for n, m in ((5, 7), (7, 3)))  # fmt: skip
+
+    def mixed(product, a, b):
+        (first,) = torch.autograd.grad(product(a, b).square().sum(), a, create_graph=True)
+        return torch.autograd.grad(first.sum(), b)[0]
+
+    want = mixed(
+        torch.matmul, a.detach().double().requires_grad_(), b.detach().double().requires_grad_()
+    )
+    got = mixed(matmul, a, b)
+    assert (got - want).norm() < 4 * tolerance(torch.float32) * want.norm()

@@ -5,7 +5,7 @@ import torch
 
 import lab
 import loader
-from ops.matmul_tc import DTYPES, GENERAL, ON_CPU, fits_tma, matmul_tc, reference
+from ops.matmul_tc import DTYPES, GENERAL, ON_CPU, fits_tma, matmul_tc, reference, tolerance
 from tests.conftest import needs_gpu
 
 RUNGS = loader.rungs("matmul_tc")
@@ -137,3 +137,26 @@ def test_what_fits_tma():
     assert not fits_tma(x, x[:, :63])  # rows of C would not be aligned
     assert not fits_tma(x[:, ::2], x[:32])
     assert not fits_tma(x[:0], x) and not fits_tma(x[:, :0], x[:0])
+
+
+def test_the_second_derivative(device):
+    """Of squares, so that it is not zero; a backward that is a bare kernel would give none."""
+    a, b = (torch.randn(n, m, device=device, dtype=torch.float16, requires_grad=True)
+            for n, m in ((5, 7), (7, 3)))  # fmt: skip
+
+    def mixed(product, a, b):
+        (first,) = torch.autograd.grad(product(a, b).square().sum(), a, create_graph=True)
+        return torch.autograd.grad(first.sum(), b)[0]
+
+    want = mixed(
+        torch.matmul, a.detach().double().requires_grad_(), b.detach().double().requires_grad_()
+    )
+    got = mixed(matmul_tc, a, b)
+    assert (got - want).norm() < 16 * tolerance(torch.float16) * want.norm()
+
+
+def test_fragments_are_counted_as_they_lie():
+    """A row of 16 halves is one sector; each lane on a row of its own would be counted 8 times."""
+    a, b = torch.randn(32, 32).half(), torch.randn(32, 32).half()
+    totals = lab.count("matmul_tc", ["1_wmma"], a, b).totals["1_wmma"]
+    assert totals["global_bytes_moved"] == totals["global_bytes_ideal"]
