@@ -267,7 +267,7 @@ def _row(
     outs = as_tuple(timing.result)
     expected = as_tuple(module.reference(*timing.inputs))
     compared = [
-        differences(out, ref, module.tolerance(dtype))
+        differences(out, ref, case.slack * module.tolerance(dtype))
         for out, ref in zip(outs, expected, strict=True)
     ]
     wrong = next((wrong for _, wrong in compared if wrong), None)

@@ -83,11 +83,21 @@ def refresh(path: Path) -> None:
     notebook = execute(path)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of day: a difference at every run
+        if cell.cell_type == "code":
+            cell.outputs = [kept for output in cell.outputs if (kept := _without_progress(output))]
     notebook.metadata["outputs_of"] = digest(notebook)
     text = nbformat.writes(notebook)
     for folder, name in ((FOLDER.parent, "."), (Path.home(), "~")):  # tracebacks are full of them
         text = text.replace(f"{folder}/", f"{name}/")
     path.write_text(text + "\n")
+
+
+def _without_progress(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """An output without the loader's signs of life, which depend on what was built before."""
+    if output.get("name") == "stderr":
+        output.text = re.sub(r"^building \S+: .*, \d+ s\n", "", output.text, flags=re.MULTILINE)
+        return output if output.text else None
+    return output
 
 
 def main() -> None:

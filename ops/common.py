@@ -101,6 +101,7 @@ class Case(NamedTuple):
     name: str
     inputs: Callable[[str], tuple]
     elements: int  # of the largest argument, to leave out what a machine cannot hold
+    slack: float = 1  # times the operator's tolerance: rounding grows with the length of a sum
 
 
 def tensor(

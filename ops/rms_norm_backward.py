@@ -61,7 +61,8 @@ def tolerance(dtype: torch.dtype) -> float:
     """Largest ‖out − reference‖ / ‖reference‖.
 
     In 16 bits the result is rounded once, half an epsilon. In float32 and float64 a handful of
-    operations round dx, and the sums over rows grow by about a square root of their number.
+    operations round dx, and sums over rows err by about the square root of a 24th of their number:
+    from 2048 rows on, ``Case.slack`` allows for that.
     """
     return torch.finfo(dtype).eps * (16 if dtype in (torch.float32, torch.float64) else 1)
 
@@ -113,4 +114,7 @@ def _case(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Case:
         return grad, x, weight, (wide.square().mean(-1) + 1e-6).rsqrt()
 
     name = f"{str(dtype).removeprefix('torch.')} {tuple(shape)} {layout}"
-    return Case(name, inputs, torch.Size(shape).numel())
+    # Rung 1 adds the rows up one by one.
+    rows = torch.Size(shape[:-1]).numel()
+    slack = max(1.0, (rows / 2048) ** 0.5) if dtype == torch.float32 else 1.0
+    return Case(name, inputs, torch.Size(shape).numel(), slack)

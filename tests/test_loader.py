@@ -553,6 +553,7 @@ def test_flags_that_cannot_work(project, flags):
 
 
 def test_no_ninja_at_all(project, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     loader = project.loader()
     monkeypatch.setattr(loader.shutil, "which", lambda *a, **k: None)
     with pytest.raises(loader.ToolchainError, match="-m pip install ninja"):
@@ -707,6 +708,7 @@ def test_doctor_names_what_it_found(project, capsys):
 
 
 def test_doctor_fails_with_the_remedy(project, capsys, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     loader = project.loader()
     monkeypatch.setattr(loader.shutil, "which", lambda *a, **k: None)
     assert not loader.doctor()

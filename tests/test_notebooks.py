@@ -203,6 +203,14 @@ def test_outputs_do_not_tell_where_the_repository_was(tmp_path, monkeypatch):
     assert ran.metadata["outputs_of"] == digest(ran)
 
 
+def test_outputs_do_not_tell_how_long_a_build_took(tmp_path):
+    said = "building add/1: compiling add.cpp, 2 s\\nkept\\n"
+    cell = nbformat.v4.new_code_cell(f"import sys\nprint('{said}', end='', file=sys.stderr)")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
+    refresh(tmp_path / "one.ipynb")
+    assert outputs(nbformat.read(tmp_path / "one.ipynb", as_version=4).cells[0]).strip() == "kept"
+
+
 def failed(cell) -> bool:
     return any(output.output_type == "error" for output in cell.outputs)
 

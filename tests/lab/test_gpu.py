@@ -137,6 +137,14 @@ def test_memcheck_names_the_line():
     assert f"past_the_end.cu:{line}" in str(info.value)
 
 
+def test_memcheck_is_silent_on_a_right_kernel():
+    try:
+        sanitizer._program()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert lab.check("vector_add", "3_vectorized", sanitize="memcheck", largest=300).ok
+
+
 def test_edit_to_verified_result():
     a = torch.randn(1000, device="cuda")
     times = []

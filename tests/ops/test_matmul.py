@@ -77,14 +77,18 @@ def test_gradients_of_a_composition(device):
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_error_is_that_of_torch(device, rung):
-    """On a GPU that is cuBLAS. Products rounded to TF32 would be off by a thousand times more."""
+    """On a GPU that is cuBLAS. Products rounded to TF32 would be off by a thousand times more.
+
+    cuBLAS may share the 512 terms out among up to 16 blocks, and add up their sums. The rounding of
+    a running sum grows as the square root of its length: a quarter of ours.
+    """
     a, b = torch.randn(68, 512, device=device), torch.randn(512, 132, device=device)
     exact = reference(a, b)
     own, torchs = (
         (out - exact).norm() / exact.norm()
         for out in (matmul(a, b, loader.load("matmul", rung)), a @ b)
     )
-    assert own <= 2 * torchs
+    assert own <= 4 * torchs
 
 
 def test_the_second_derivative(device):
