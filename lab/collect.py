@@ -48,28 +48,31 @@ def build(ops: Sequence[str]) -> None:
         list(pool.map(one, ops))
 
 
-def measure(op: str, results: dict, headline_only: bool) -> list[str]:
-    """Bench one operator, put its rows into ``results``; what could not be measured, in words."""
+def measure(op: str, results: dict, headline: bool) -> list[str]:
+    """Bench one operator on its first case, or on the others, and put the rows into ``results``.
+
+    Returns:
+        What could not be measured, in words.
+    """
     if not importlib.util.find_spec(f"ops.{op}"):
         return [f"{op}: there is no ops/{op}.py"]
     module = importlib.import_module(f"ops.{op}")
     if not hasattr(module, "bench_cases"):
         return [f"{op}: ops/{op}.py has no bench_cases()"]
-    headline, *others = [case.name for case in module.bench_cases()]
-    results["rows"] = [row for row in results["rows"] if row["op"] != op]
+    first, *others = [case.name for case in module.bench_cases()]
+    against = [*module.baselines(), "compile"] if headline else ["eager"]
     problems = []
-    runs = [([*module.baselines(), "compile"], [headline]), (["eager"], others)]
-    for against, cases in runs[:1] if headline_only else runs:
-        try:
-            report = bench(op, against=against, cases=cases)
-        except BenchError as error:
-            report = error.report
-            problems.append(f"{op}: {report.problems()}")
-        except (child.Died, child.Failed, loader.CompileError) as error:
-            problems.append(f"{op}: {error}")
-            continue
-        print(report, end="\n\n", flush=True)
-        results["rows"] += _rows(report)
+    try:
+        report = bench(op, against=against, cases=[first] if headline else others)
+    except BenchError as error:
+        report = error.report
+        problems.append(f"{op}: {report.problems()}")
+    except (child.Died, child.Failed, loader.CompileError) as error:
+        return [f"{op}: {error}"]
+    print(report, end="\n\n", flush=True)
+    mine = [row for row in results["rows"] if row["op"] == op and (row["case"] == first) != headline]
+    rest = [row for row in results["rows"] if row["op"] != op]
+    results["rows"] = [*rest, *_rows(report), *mine] if headline else [*rest, *mine, *_rows(report)]
     return problems
 
 
@@ -223,9 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results["machine"] = machine()  # now that the clock is up
         ops = options.ops or loader.ops()
         build(ops)
-        for op in ops:
-            problems += measure(op, results, options.headline)
-            write(path, results)  # an interruption costs one operator
+        for headline in (True,) if options.headline else (True, False):
+            for op in ops:
+                problems += measure(op, results, headline)
+                write(path, results)  # an interruption costs one operator
     quote(results)
     for problem in problems:
         print(f"NOT MEASURED  {problem}", file=sys.stderr)

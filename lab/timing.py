@@ -27,7 +27,7 @@ GRAPH_BELOW = 100e-6  # seconds
 SAMPLE = 1e-3  # seconds at least
 ROUNDS = 50
 BUDGET = 0.4  # seconds an arm, when that is reached before ROUNDS
-MIN_ROUNDS = 11
+MIN_ROUNDS = 5
 BUSY = 200_000  # cycles to keep the GPU waiting while a sample is prepared: about 100 µs
 
 
@@ -91,12 +91,12 @@ def side_by_side(
         progress(name)
         arms[name] = _prepare(function, inputs)
     samples: dict[str, list[float]] = {name: [] for name in arms}
-    spent = 0.0
+    spent = dict.fromkeys(arms, 0.0)
     for done in range(ROUNDS):
-        if done >= MIN_ROUNDS and spent > BUDGET * len(arms):
-            break
         events = {}
         for name, arm in arms.items():
+            if done >= MIN_ROUNDS and spent[name] > BUDGET:
+                continue
             progress(name)
             events[name] = _event(), _event()
             torch.cuda._sleep(BUSY)
@@ -107,7 +107,7 @@ def side_by_side(
         for name, (start, end) in events.items():
             took = start.elapsed_time(end) / 1e3
             samples[name].append(took / (arms[name].calls * arms[name].replays))
-            spent += took
+            spent[name] += took
     return {name: _timing(arm, samples[name]) for name, arm in arms.items()}
 
 
