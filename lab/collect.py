@@ -70,9 +70,10 @@ def measure(op: str, results: dict, headline: bool) -> list[str]:
     except (child.Died, child.Failed, loader.CompileError) as error:
         return [f"{op}: {error}"]
     print(report, end="\n\n", flush=True)
-    mine = [row for row in results["rows"] if row["op"] == op and (row["case"] == first) != headline]
-    rest = [row for row in results["rows"] if row["op"] != op]
-    results["rows"] = [*rest, *_rows(report), *mine] if headline else [*rest, *mine, *_rows(report)]
+    of_others = [row for row in results["rows"] if row["op"] != op]
+    kept = [r for r in results["rows"] if r["op"] == op and (r["case"] == first) != headline]
+    mine = [*_rows(report), *kept] if headline else [*kept, *_rows(report)]
+    results["rows"] = of_others + mine
     return problems
 
 

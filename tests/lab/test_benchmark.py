@@ -97,7 +97,7 @@ def benchmark_cost(x):
 )
 def test_a_figure_over_its_ceiling_is_an_error(op, share, beyond, problem, monkeypatch):
     monkeypatch.setattr(benchmark, "ceilings", lambda fresh: report().ceilings)
-    case = type("Case", (), {"name": "float32 (1000,)"})
+    case = type("Case", (), {"name": "float32 (1000,)", "slack": 1})
     got = benchmark._row(op, case, "1_x", believed(share), True, beyond, report())
     assert got.problem.startswith(problem) and bool(got.problem) == bool(problem)
     assert (got.share is None) == (not beyond)
@@ -109,14 +109,14 @@ def test_ceilings_from_a_busy_gpu_are_measured_again(op, monkeypatch):
     found.ceilings = {name: 0.8 * ceiling for name, ceiling in true.items()}
     found.rows[0].share = 1.0
     monkeypatch.setattr(benchmark, "ceilings", lambda fresh: true)
-    case = type("Case", (), {"name": "float32 (1000,)"})
+    case = type("Case", (), {"name": "float32 (1000,)", "slack": 1})
     got = benchmark._row(op, case, "1_x", believed(0.97), True, True, found)
     assert got.problem == "" and got.share == pytest.approx(0.97)
     assert found.rows[0].share == pytest.approx(0.8)
 
 
 def test_a_result_that_is_wrong_after_timing_is_an_error(op):
-    case = type("Case", (), {"name": "float32 (1000,)"})
+    case = type("Case", (), {"name": "float32 (1000,)", "slack": 1})
     timing = believed(0.9)
     timing.result[7] = 0
     for is_rung, problem in ((True, "wrong after timing: 1 of 1,000"), (False, "")):
