@@ -209,6 +209,11 @@ try:
     three_layers_stable.vector_add(torch.zeros(4), torch.zeros(4))
 except NotImplementedError as error:
     print(str(error).partition(". ")[0])
+add = torch.ops.three_layers_stable.vector_add.default
+try:  # as if these were on a GPU: the exception has to cross from this binary into torch
+    add._op_dk(torch._C.DispatchKey.CUDA, torch.zeros(4), torch.zeros(4))
+except RuntimeError as error:
+    print(str(error).partition(": ")[2])
 if torch.cuda.is_available():
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         a, b = torch.randn(2, 1001, device="cuda").to(dtype)
@@ -223,12 +228,14 @@ if torch.cuda.is_available():
 
 def test_the_stable_abi_needs_no_cpp_of_torch(tmp_path):
     """What is undefined in it are plain C functions, so another version of torch has them too."""
-    run(sys.executable, ROOT / "packaging/stable/setup.py", "build", "--build-base", tmp_path)
+    build = [ROOT / "packaging/stable/setup.py", "build", "--build-base", tmp_path]
+    run(sys.executable, *build, LDFLAGS="-static-libstdc++ -static-libgcc")  # the worst case
     (library,) = tmp_path.glob("lib*/three_layers_stable/_C.abi3.so")
     undefined = run("nm", "-uC", library)
     assert "aoti_torch_get_current_cuda_stream" in undefined
     assert not re.findall(r".*\b(?:at|c10|torch|pybind11)::.*|.* Py\w+", undefined)
     said = run(sys.executable, "-c", STABLE, PYTHONPATH=str(library.parents[1]))
     assert "Could not run 'three_layers_stable::vector_add'" in said
+    assert "must be on one CUDA device" in said
 
 

@@ -33,7 +33,9 @@ EXTENSION = CUDAExtension(
         "cxx": ["-O2", "-g0", "-fvisibility=hidden", *TARGET],
         "nvcc": [*loader.CUDA_FLAGS],
     },
-    extra_link_args=["-Wl,-Bsymbolic"],
+    # torch's C++ library by name: some compilers link one of their own into the binary, and torch
+    # cannot catch what that one throws.
+    extra_link_args=["-Wl,-Bsymbolic", "-l:libstdc++.so.6"],
     extra_objects=[str(sorted(loader.cuda_home().glob("lib*/libcudart.so*"))[0])],
     py_limited_api=True,  # no part of Python but what is the same in all versions: here, none
 )
