@@ -185,8 +185,12 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def grad_tolerance(dtype: torch.dtype) -> float:
-    """As ``tolerance``, for gradients: behind GELU, its argument and its slope are rounded too."""
-    return torch.finfo(dtype).eps
+    """As ``tolerance``, for gradients.
+
+    Behind GELU its argument and its slope are rounded too, and in a sum of both signs the errors
+    stay when the values cancel: up to 1.2 epsilon were seen, for the bias of 8 columns.
+    """
+    return 2 * torch.finfo(dtype).eps
 
 
 def baselines() -> dict[str, Callable]:
@@ -213,7 +217,7 @@ def cases() -> list[Case]:
     huge = [((1 << 26) + 1, 8, 32), ((1 << 16) + 1, 1 << 15, 8)]  # A, and C, past 32-bit offsets
     wanted += [(usual, plain, plain, "none"), (usual, plain, plain, "relu")]
     wanted += [(shape, plain, plain, "gelu") for shape in [
-        usual, (1, 8, 8), (5, 8, 0), (33, 33, 33), (129, 520, 72), (4104, 1000, 2040),
+        usual, (64, 8, 16), (5, 8, 0), (33, 33, 33), (129, 520, 72), (4104, 1000, 2040),
     ]]  # fmt: skip
     wanted += [(usual, *("transposed",) * 2, "gelu"), ((64, 40, 8), "nonfinite", plain, "relu")]
     wanted += [((64, 304, 72), plain, plain, "gelu without bias")]
