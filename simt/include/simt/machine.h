@@ -40,7 +40,7 @@
 #define SIMT_INLINE inline __attribute__((always_inline))
 // A call can itself read a class-typed argument from an array, or write its result there, and g++
 // does not watch calls. So a checked kernel takes in the functions that it calls, the learner's and
-// CUDA's (SIMT_FN): then these are loads and stores like any other. (What calls itself stays a call.)
+// CUDA's (SIMT_FN): then these are loads and stores like any other. (Recursion stays a call.)
 #if SIMT_CHECKED && !defined(__clang__)
 #define __global__ __attribute__((flatten))
 #define SIMT_NOINLINE
