@@ -35,6 +35,7 @@ CHECK_FLAGS = [
     "-fsanitize=thread",
     "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds",
     "-fno-omit-frame-pointer",
+    "-fno-optimize-sibling-calls",  # the checker goes by return addresses
 ]
 MAX_FRAME = 64 << 10  # kMaxFrame in runtime/fiber.h
 
@@ -50,6 +51,8 @@ def compiler_flags(cxx: str, check: bool) -> list[str]:
         if check:
             flags += ["-mllvm", "-tsan-distinguish-volatile=1"]
             flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+            # Functions of the toolkit's headers too: an access belongs to the kernel's line.
+            flags += ["-finline-functions", "-mllvm", "-inline-threshold=10000"]
             flags += ["-fno-vectorize", "-fno-slp-vectorize"]
     else:
         flags += ["-fno-gnu-unique", f"-Werror=frame-larger-than={MAX_FRAME}"]

@@ -191,7 +191,7 @@ def rewrite(source: str, path: str) -> str:
             if not file.is_op(file.step(at, -1), ".", "->", "::"):
                 file.edits.append((at, at + 1, "simt_printf"))
         elif file.is_name(at, "__noinline__") and not file.is_op(file.step(at, -1), "(", ","):
-            file.edits.append((at, at + 1, "__attribute__((noinline))"))
+            file.edits.append((at, at + 1, "SIMT_NOINLINE"))
         elif file.is_name(at, *REFUSED) and not file.is_op(file.step(at, -1), ".", "->"):
             message = f"{file.tokens[at].text}: {REFUSED[file.tokens[at].text]}"
             refusal = f'_Pragma("GCC error \\"{message}\\"") {file.tokens[at].text}'

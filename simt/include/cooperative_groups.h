@@ -62,23 +62,23 @@ class lanes {
   }
 
   template <class T>
-  SIMT_UNWATCHED T shfl(T value, unsigned rank, SIMT_HERE) const {
+  SIMT_FN T shfl(T value, unsigned rank, SIMT_HERE) const {
     return simt::shuffle("shfl()", mask_, value, lane_of(rank % num_threads()), here);
   }
   template <class T>
-  SIMT_UNWATCHED T shfl_down(T value, unsigned by, SIMT_HERE) const {
+  SIMT_FN T shfl_down(T value, unsigned by, SIMT_HERE) const {
     const unsigned to = thread_rank() + by;
     return simt::shuffle("shfl_down()", mask_, value,
                          to < num_threads() ? lane_of(to) : simt::lane(), here);
   }
   template <class T>
-  SIMT_UNWATCHED T shfl_up(T value, unsigned by, SIMT_HERE) const {
+  SIMT_FN T shfl_up(T value, unsigned by, SIMT_HERE) const {
     const unsigned rank = thread_rank();
     return simt::shuffle("shfl_up()", mask_, value, rank >= by ? lane_of(rank - by) : simt::lane(),
                          here);
   }
   template <class T>
-  SIMT_UNWATCHED T shfl_xor(T value, unsigned bits, SIMT_HERE) const {
+  SIMT_FN T shfl_xor(T value, unsigned bits, SIMT_HERE) const {
     const unsigned to = thread_rank() ^ bits;
     return simt::shuffle("shfl_xor()", mask_, value,
                          to < num_threads() ? lane_of(to) : simt::lane(), here);
@@ -94,11 +94,11 @@ class lanes {
     return __all_sync(mask_, predicate, here);
   }
   template <class T>
-  SIMT_UNWATCHED unsigned match_any(T value, SIMT_HERE) const {
+  SIMT_FN unsigned match_any(T value, SIMT_HERE) const {
     return pack(__match_any_sync(mask_, value, here));
   }
   template <class T>
-  SIMT_UNWATCHED unsigned match_all(T value, int& all, SIMT_HERE) const {
+  SIMT_FN unsigned match_all(T value, int& all, SIMT_HERE) const {
     return pack(__match_all_sync(mask_, value, &all, here));
   }
 

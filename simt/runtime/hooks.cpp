@@ -107,6 +107,13 @@ struct IndexData {
   const TypeDescriptor *array, *index;
 };
 
+// g++ calls it 'float [4]', clang 'float[4]'.
+std::string type_name(const TypeDescriptor& type) {
+  std::string name = type.name;
+  const size_t space = name.find(" [");
+  return space == std::string::npos ? name : name.erase(space, 1);
+}
+
 // Values of up to 64 bits come in the argument itself, wider ones by address.
 std::string value_text(const TypeDescriptor& type, uintptr_t value) {
   if (type.bits() > 64) return "a wide integer";
@@ -263,8 +270,8 @@ void __ubsan_handle_out_of_bounds(simt::IndexData* data, uintptr_t index) {
   simt::InMachine guard;
   simt::fail(cudaErrorIllegalAddress, simt::describe(*simt::thread) + " uses index " +
                                           simt::value_text(*data->index, index) +
-                                          " of an array of type " + data->array->name + " at " +
-                                          data->place.text() +
+                                          " of an array of type " + simt::type_name(*data->array) +
+                                          " at " + data->place.text() +
                                           ".\n  Next: compare the index with the array's size.");
 }
 

@@ -1,6 +1,8 @@
 // Planted bugs. Each must be found in a checked build: the message must name the line (or lines)
 // marked `// <- name`, and contain the words behind `// finds:`.
 #include <cooperative_groups.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <mma.h>
 
@@ -52,6 +54,60 @@ TEST(ragged_vector_tail) {  // finds: reads 16 bytes | outside of `x`
   last_float4<<<1, 32>>>(reinterpret_cast<float4*>(x.p), y, 30);
 }
 
+// Class types: here a compiler may let the call itself read x[i], or write out[i].
+template <class T>
+__global__ void half_argument(const T* x, float* out) {
+  out[threadIdx.x] = float(x[threadIdx.x + 1]);  // <- half_argument  // <- bf16_argument
+}
+TEST(half_argument) {  // finds: reads 2 bytes | outside of `x`
+  Array<__half> x(32);
+  Array<float> out(32);
+  half_argument<<<1, 32>>>(x.p, out.p);
+}
+TEST(bf16_argument) {  // finds: reads 2 bytes | outside of `x`
+  Array<__nv_bfloat16> x(32);
+  Array<float> out(32);
+  half_argument<<<1, 32>>>(x.p, out.p);
+}
+
+__global__ void half_result(const float* x, __half* out) {
+  out[threadIdx.x + 1] = __float2half(x[threadIdx.x]);  // <- half_result
+}
+TEST(half_result) {  // finds: writes 2 bytes | outside of `out`
+  Array<float> x(32);
+  Array<__half> out(32);
+  half_result<<<1, 32>>>(x.p, out.p);
+}
+
+__global__ void half_to_add(__half* sum, const __half* x) {
+  atomicAdd(sum, x[threadIdx.x + 1]);  // <- half_to_add
+}
+TEST(half_to_add) {  // finds: reads 2 bytes | outside of `x`
+  Array<__half> sum(1), x(32);
+  half_to_add<<<1, 32>>>(sum.p, x.p);
+}
+
+struct Extremes {
+  float least, most;
+};
+__device__ __noinline__ Extremes both(Extremes a, Extremes b) {
+  return {fminf(a.least, b.least), fmaxf(a.most, b.most)};
+}
+__global__ void struct_result(float* out) {
+  __shared__ Extremes s[64];
+  const int t = threadIdx.x;
+  s[t] = both(Extremes{1.f * t, 0}, Extremes{0, 1.f * t});
+  __syncthreads();
+  for (int step = 32; step > 0; step /= 2) {  // and no barrier between the steps
+    if (t < step) s[t] = both(s[t], s[t + step]);  // <- struct_result
+  }
+  if (t == 0) *out = s[0].most;
+}
+TEST(struct_result) {  // finds: race in __shared__ s
+  Array<float> out(1);
+  struct_result<<<1, 64>>>(out);
+}
+
 __global__ void atomic_outside(int* bins, const int* x) {
   atomicAdd(&bins[x[threadIdx.x]], 1);  // <- atomic_outside
 }
@@ -88,7 +144,7 @@ __global__ void index_of_a_row(float* y) {
   __syncthreads();
   y[threadIdx.x] = tile[threadIdx.y][threadIdx.x + 1];  // <- index_of_a_row
 }
-TEST(index_of_a_row) {  // finds: uses index 32 of an array of type 'float [32]'
+TEST(index_of_a_row) {  // finds: uses index 32 of an array of type 'float[32]'
   Array<float> y(32);
   index_of_a_row<<<1, dim3(32, 4)>>>(y);
 }
@@ -98,7 +154,7 @@ __global__ void local_array(const int* index, int* y) {
   counts[index[threadIdx.x]]++;  // <- local_array
   y[threadIdx.x] = counts[0];
 }
-TEST(local_array) {  // finds: uses index 5 of an array of type 'int [4]'
+TEST(local_array) {  // finds: uses index 5 of an array of type 'int[4]'
   Array<int> index(32, 5), y(32);
   local_array<<<1, 32>>>(index, y);
 }

@@ -41,6 +41,59 @@ TEST(odd_sizes) {
   }
 }
 
+// ---- values of class types, passed and returned ----
+// A compiler may let the call itself read or write the array: the checker must see it all the same.
+
+struct Partial {
+  float count, mean, m2;
+};
+__device__ __noinline__ Partial joined(Partial a, Partial b) {
+  const float n = a.count + b.count, d = b.mean - a.mean;
+  return {n, a.mean + d * b.count / n, a.m2 + b.m2 + d * d * a.count * b.count / n};
+}
+__global__ void join_partials(const float* x, float* mean) {
+  __shared__ Partial s[64];
+  const int t = threadIdx.x;
+  s[t] = joined(Partial{1, x[t], 0}, Partial{1, x[t + 64], 0});
+  for (int step = 32; step > 0; step /= 2) {
+    __syncthreads();
+    if (t < step) s[t] = joined(s[t], s[t + step]);
+  }
+  if (t == 0) *mean = s[0].mean;
+}
+TEST(structs_from_functions_in_shared_memory) {
+  Array<float> x(128), mean(1);
+  for (int i = 0; i < 128; i++) x[i] = i;
+  join_partials<<<1, 64>>>(x, mean);
+  NEAR(mean[0], 63.5, 1e-4);
+}
+
+template <class T>
+__global__ void halves_from_functions(const float* in, T* out) {
+  __shared__ T s[32], u[32], v[32], w[32];
+  const int t = threadIdx.x;
+  s[t] = T(in[t]);
+  __syncwarp();
+  u[t] = __shfl_xor_sync(~0u, s[t], 1);
+  v[t] = __hfma(s[t], s[t], s[t]);
+  __syncwarp();
+  w[t ^ 1] = cg::tiled_partition<32>(cg::this_thread_block()).shfl(v[t], t);
+  __syncwarp();
+  out[t] = u[t ^ 1] + w[t ^ 1];
+}
+TEST(halves_from_functions_in_shared_memory) {
+  Array<float> in(32);
+  for (int i = 0; i < 32; i++) in[i] = i % 8;
+  Array<__half> h(32);
+  Array<__nv_bfloat16> b(32);
+  halves_from_functions<<<1, 32>>>(in.p, h.p);
+  halves_from_functions<<<1, 32>>>(in.p, b.p);
+  for (int i = 0; i < 32; i++) {
+    EQUAL(static_cast<float>(h[i]), i % 8 * (i % 8) + 2.f * (i % 8));
+    EQUAL(static_cast<float>(b[i]), i % 8 * (i % 8) + 2.f * (i % 8));
+  }
+}
+
 // ---- shared memory and barriers ----
 
 __global__ void reverse_static(int* x) {

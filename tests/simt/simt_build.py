@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 import simt  # noqa: E402
 
+CXX = os.environ.get("CXX", "g++")  # CXX=clang++ pytest -n 0 tests/simt tries another compiler
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
 
 
@@ -48,7 +49,7 @@ class Builder:
         check: bool = False,
         flags: tuple[str, ...] = (),
         kernel_flags: tuple[str, ...] | None = None,
-        cxx: str = "g++",
+        cxx: str = CXX,
     ) -> None:
         self.folder, self.check, self.flags, self.cxx = folder, check, list(flags), cxx
         self.kernel_flags = list(flags if kernel_flags is None else kernel_flags)

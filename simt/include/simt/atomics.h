@@ -22,9 +22,9 @@ struct InAtomic {
 
 // In a checked build an atomic is a call of its own, so that its return address is its line.
 #if SIMT_CHECKED
-#define SIMT_ATOMIC SIMT_UNWATCHED __attribute__((noinline))
+#define SIMT_CALLED SIMT_UNWATCHED __attribute__((noinline))
 #else
-#define SIMT_ATOMIC SIMT_UNWATCHED inline
+#define SIMT_CALLED SIMT_UNWATCHED inline
 #endif
 
 template <size_t bytes>
@@ -84,23 +84,23 @@ constexpr bool kInteger32or64 = std::is_integral_v<T> && (sizeof(T) == 4 || size
 
 }  // namespace simt
 
-#define SIMT_DEFINE_ATOMIC(name, allowed, expression)                            \
-  template <class T>                                                             \
-  SIMT_ATOMIC T name(T* p, typename ::simt::Exactly<T>::Type value) {            \
-    static_assert(allowed, #name " does not exist for this type on a GPU");      \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
-  }                                                                              \
-  template <class T>                                                             \
-  SIMT_ATOMIC T name##_block(T* p, typename ::simt::Exactly<T>::Type value) {    \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
-  }                                                                              \
-  template <class T>                                                             \
-  SIMT_ATOMIC T name##_system(T* p, typename ::simt::Exactly<T>::Type value) {   \
-    ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));           \
-    return ::simt::read_modify_write(p, [&](T old) -> T { return expression; }); \
+#define SIMT_NAME_ATOMIC(name, same)                                                 \
+  template <class T>                                                                 \
+  SIMT_UNWATCHED SIMT_INLINE T name(T* p, typename ::simt::Exactly<T>::Type value) { \
+    return ::simt::called_##same<T>(p, value);                                       \
   }
+#define SIMT_DEFINE_ATOMIC(name, allowed, expression)                       \
+  namespace simt {                                                          \
+  template <class T>                                                        \
+  SIMT_CALLED T called_##name(T* p, T value) {                              \
+    static_assert(allowed, #name " does not exist for this type on a GPU"); \
+    atomic_happens(p, sizeof(T), __builtin_return_address(0));              \
+    return read_modify_write(p, [&](T old) -> T { return expression; });    \
+  }                                                                         \
+  }                                                                         \
+  SIMT_NAME_ATOMIC(name, name)                                              \
+  SIMT_NAME_ATOMIC(name##_block, name)                                      \
+  SIMT_NAME_ATOMIC(name##_system, name)
 
 SIMT_DEFINE_ATOMIC(atomicAdd,
                    (!std::is_integral_v<T> ||
@@ -117,9 +117,10 @@ SIMT_DEFINE_ATOMIC(atomicInc, (::simt::kOneOf<T, unsigned>), old >= value ? 0 : 
 SIMT_DEFINE_ATOMIC(atomicDec, (::simt::kOneOf<T, unsigned>),
                    old == 0 || old > value ? value : old - 1)
 #undef SIMT_DEFINE_ATOMIC
+#undef SIMT_NAME_ATOMIC
 
 template <class T>
-SIMT_ATOMIC T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
+SIMT_CALLED T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
                         typename ::simt::Exactly<T>::Type desired) {
   static_assert(
       (std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) || ::simt::kOneOf<T, int>,

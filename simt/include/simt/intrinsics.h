@@ -113,10 +113,10 @@ SIMT_INLINE void __stwt(T* p, const V& value) {
   *p = value;
 }
 
-SIMT_FN size_t __cvta_generic_to_shared(const void* p) {
+inline SIMT_UNWATCHED size_t __cvta_generic_to_shared(const void* p) {
   return static_cast<size_t>(static_cast<const char*>(p) - simt::thread->block->shared);
 }
-SIMT_FN unsigned __isShared(const void* p) {
+inline SIMT_UNWATCHED unsigned __isShared(const void* p) {
   const auto distance = static_cast<const char*>(p) - simt::thread->block->shared;
   return distance >= 0 && static_cast<size_t>(distance) < simt::kSharedArena;
 }

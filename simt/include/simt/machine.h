@@ -16,6 +16,7 @@
 #include <vector>
 
 // The header above has CUDA's attributes in the form that nvcc wants. Here they are plain words.
+#undef __global__
 #undef __shared__
 #undef __launch_bounds__
 #undef __cluster_dims__
@@ -37,6 +38,18 @@
 #define SIMT_UNWATCHED __attribute__((no_sanitize("thread", "undefined")))
 // Code that acts for the kernel (a load, say): inlined, so that the access belongs to its line.
 #define SIMT_INLINE inline __attribute__((always_inline))
+// A call can itself read a class-typed argument from an array, or write its result there, and g++
+// does not watch calls. So a checked kernel takes in the functions that it calls, the learner's and
+// CUDA's (SIMT_FN): then these are loads and stores like any other. (Recursion stays a call.)
+#if SIMT_CHECKED && !defined(__clang__)
+#define __global__ __attribute__((flatten))
+#define SIMT_NOINLINE
+#define SIMT_FN SIMT_UNWATCHED SIMT_INLINE
+#else
+#define __global__
+#define SIMT_NOINLINE __attribute__((noinline))
+#define SIMT_FN SIMT_UNWATCHED inline
+#endif
 // One copy for each loaded library: two rungs in one process must not share state.
 #define SIMT_HIDDEN __attribute__((visibility("hidden")))
 

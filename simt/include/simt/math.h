@@ -8,8 +8,6 @@
 
 #include "machine.h"
 
-#define SIMT_FN SIMT_UNWATCHED static inline
-
 // ---- fast forms ----
 // Macros, because the C library declares some of these very names for itself.
 #define __expf(x) ::expf(x)

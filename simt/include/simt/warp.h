@@ -147,24 +147,24 @@ inline SIMT_UNWATCHED void __syncwarp(unsigned mask = ~0u, SIMT_HERE) {
 inline SIMT_UNWATCHED unsigned __activemask(SIMT_HERE) { return ::simt::converge(here); }
 
 template <class T>
-SIMT_UNWATCHED T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_HERE) {
+SIMT_FN T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_HERE) {
   return ::simt::shuffle("__shfl_sync()", mask, value,
                          ::simt::first_of(width) | (source & (width - 1)), here);
 }
 template <class T>
-SIMT_UNWATCHED T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
+SIMT_FN T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
   const int source = ::simt::lane() - static_cast<int>(by);
   return ::simt::shuffle("__shfl_up_sync()", mask, value,
                          source < ::simt::first_of(width) ? ::simt::lane() : source, here);
 }
 template <class T>
-SIMT_UNWATCHED T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
+SIMT_FN T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, SIMT_HERE) {
   const int source = ::simt::lane() + static_cast<int>(by);
   return ::simt::shuffle("__shfl_down_sync()", mask, value,
                          source > ::simt::last_of(width) ? ::simt::lane() : source, here);
 }
 template <class T>
-SIMT_UNWATCHED T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SIMT_HERE) {
+SIMT_FN T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SIMT_HERE) {
   const int source = ::simt::lane() ^ bits;
   return ::simt::shuffle("__shfl_xor_sync()", mask, value,
                          source > ::simt::last_of(width) ? ::simt::lane() : source, here);
@@ -182,12 +182,12 @@ inline SIMT_UNWATCHED int __all_sync(unsigned mask, int predicate, SIMT_HERE) {
 }
 
 template <class T>
-SIMT_UNWATCHED unsigned __match_any_sync(unsigned mask, T value, SIMT_HERE) {
+SIMT_FN unsigned __match_any_sync(unsigned mask, T value, SIMT_HERE) {
   return ::simt::warp_operation<unsigned>("__match_any_sync()", &::simt::compute_match_any<T>, mask,
                                           value, 0, here);
 }
 template <class T>
-SIMT_UNWATCHED unsigned __match_all_sync(unsigned mask, T value, int* all, SIMT_HERE) {
+SIMT_FN unsigned __match_all_sync(unsigned mask, T value, int* all, SIMT_HERE) {
   const unsigned same = ::simt::warp_operation<unsigned>(
       "__match_all_sync()", &::simt::compute_match_all<T>, mask, value, 0, here);
   *all = same != 0;
