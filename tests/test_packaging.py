@@ -15,6 +15,7 @@ import torch
 
 import loader
 from ops import common
+from ops import installed as builds
 from ops.vector_add import vector_add
 from tests.conftest import ROOT, needs_gpu
 
@@ -124,8 +125,8 @@ def test_ops_prefer_what_is_installed(site, package):
             each.vector_add(torch.zeros(4), torch.zeros(4))
     with pytest.raises(RuntimeError, match="a must be on a CUDA device, got cpu"):
         vector_add(torch.zeros(4), torch.zeros(4))
-    assert common.installed("vector_add", "1_naive") is None  # another rung than was packaged
-    assert common.installed("softmax") is None  # not among those packaged
+    assert builds.installed("vector_add", "1_naive") is None  # another rung than was packaged
+    assert builds.installed("softmax") is None  # not among those packaged
 
 
 @needs_gpu
@@ -148,7 +149,7 @@ def test_a_build_of_other_sources_is_not_used(package, monkeypatch, tmp_path):
     edited.write_text(loader.find_binding("vector_add").read_text() + "// edited\n")
     monkeypatch.setattr(loader, "find_binding", lambda op: edited)
     with pytest.warns(UserWarning, match="another 3_vectorized.cu or vector_add.cpp than"):
-        assert common.installed("vector_add") is None
+        assert builds.installed("vector_add") is None
     monkeypatch.setattr(loader, "load", lambda op, rung: "built here")
     with pytest.warns(UserWarning, match="Install it again"):
         assert common.last_rung("vector_add") == "built here"
@@ -160,7 +161,7 @@ def test_a_build_of_other_sources_is_not_used(package, monkeypatch, tmp_path):
 def test_a_build_for_another_torch_is_not_used(package, monkeypatch):
     monkeypatch.setitem(package.BUILT["vector_add"], "torch", "2.0.0")
     with pytest.warns(UserWarning, match=rf"for torch 2.0.0, and this is {torch.__version__[:4]}"):
-        assert common.installed("vector_add") is None
+        assert builds.installed("vector_add") is None
 
 
 def test_a_build_for_another_gpu_is_not_used(package, monkeypatch):
@@ -168,7 +169,7 @@ def test_a_build_for_another_gpu_is_not_used(package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
     with pytest.warns(UserWarning, match="for sm_80, sm_90a, and this GPU is sm_120"):
-        assert common.installed("vector_add") is None
+        assert builds.installed("vector_add") is None
 
 
 @pytest.mark.parametrize(
@@ -180,12 +181,12 @@ def test_a_build_for_another_gpu_is_not_used(package, monkeypatch):
     ],
 )  # fmt: skip
 def test_which_gpu_runs_what(gpu, arch, runs):
-    assert common.runs_on(gpu, arch) == runs
+    assert builds.runs_on(gpu, arch) == runs
 
 
 @pytest.mark.skipif(importlib.util.find_spec("three_layers") is not None, reason="is installed")
 def test_without_the_package_the_loader_builds():
-    assert common.installed("vector_add") is None
+    assert builds.installed("vector_add") is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers the question")

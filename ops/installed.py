@@ -1,0 +1,54 @@
+"""Builds that ``packaging/`` installed, and whether they fit what lies here."""
+
+import hashlib
+import importlib
+import re
+import types
+import warnings
+
+import torch
+
+import loader
+
+
+def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
+    """The module ``three_layers.<op>``, or None where there is none that fits.
+
+    It fits if it is of this rung and was built from the very kernel and binding that lie here, for
+    this torch and this GPU. One that is out of date is left alone, with a warning that says why.
+    """
+    try:
+        package = importlib.import_module("three_layers")
+    except ImportError:
+        return None
+    kernel = loader.find_rung(op, rung)
+    built = package.BUILT.get(op)
+    if built is None or built["rung"] != kernel.stem:
+        return None
+    here = hashlib.sha256(kernel.read_bytes() + loader.find_binding(op).read_bytes()).hexdigest()
+    why = ""
+    if built["sources"] != here:
+        why = f"it was built from another {kernel.name} or {op}.cpp than lie here"
+    elif built["torch"] != torch.__version__:
+        why = f"it was built for torch {built['torch']}, and this is {torch.__version__}"
+    elif torch.cuda.is_available():
+        gpu = torch.cuda.get_device_capability()
+        if not any(runs_on(gpu, arch) for arch in built["arch"]):
+            why = f"it was built for {', '.join(built['arch'])}, and this GPU is sm_%d%d" % gpu
+    if why:
+        folder = package.__path__[0]
+        warnings.warn(f"{folder} is not used for {op}: {why}. Install it again.", stacklevel=3)
+        return None
+    return importlib.import_module(f"three_layers.{op}")
+
+
+def runs_on(gpu: tuple[int, int], arch: str) -> bool:
+    """Whether a GPU, as (9, 0), runs code for ``arch``, as ``"sm_90a"`` or ``"compute_80"``.
+
+    Machine code (sm) runs on its own major version from there on, PTX (compute) on all newer ones;
+    code that ends in "a" on one chip alone.
+    """
+    kind, major, minor, one_chip = re.fullmatch(r"(\w+)_(\d+)(\d)(\w?)", arch).groups()
+    built = int(major), int(minor)
+    newer = built <= gpu and (kind == "compute" or built[0] == gpu[0])
+    return built == gpu or (newer and not one_chip)
