@@ -106,7 +106,7 @@ class BenchReport:
         name = rows[0].ceiling
         unit = "TFLOP/s" if name.startswith("matmul") else "GB/s"
         top = self.ceilings[name] / (1e12 if unit == "TFLOP/s" else 1e9)
-        notes = [f"Ceiling: {name}, {top:.0f} {unit} measured on this {self.machine['gpu']}."]
+        notes = [f"Ceiling: {name}, {top:.0f} {unit}, measured on the same {self.machine['gpu']}."]
         if called:
             notes.append(
                 "µs: replayed from a CUDA graph; µs a call: from Python, one after another."

@@ -43,7 +43,7 @@ def report():
 def test_the_table_has_rates_ceiling_and_ratio():
     large, small = map(str, report().tables())
     assert "1_naive        800.00  1.5  4027 GB/s         96%     0.92" in large
-    assert "Ceiling: copy, 4200 GB/s measured on this NVIDIA H200." in large
+    assert "Ceiling: copy, 4200 GB/s, measured on the same NVIDIA H200." in large
     assert "µs a call" not in large
     assert "1_naive       2.00  1.5  25 GB/s  in cache       1.10        9.5" in small
     assert "replayed from a CUDA graph" in small
