@@ -92,7 +92,7 @@ void count_shared(Counter& c, const simt::checks::Request& r) {
     uintptr_t seen[kWarpSize];  // the words of this group
     unsigned count_seen = 0, most = 0;
     uint8_t in_bank[kWarpSize] = {};
-    for (unsigned lane = first; lane < first + group; lane++) {
+    for (unsigned lane = first; lane < std::min(first + group, kWarpSize); lane++) {
       if (!(r.lanes >> lane & 1)) continue;
       for (unsigned k = 0; k < words; k++) {
         const uintptr_t word = r.address[lane] / 4 + k;
