@@ -292,10 +292,11 @@ def test_one_libstdcxx_whatever_the_compiler_does(project, tmp_path, monkeypatch
 
 
 def test_linking_reads_the_symbols_of_one_library_of_torch(project):
+    """It needs the others, and reading those took most of each link."""
     library = project.loader().load("scale", backend="cuda").build.library
     command = ["readelf", "--dynamic", str(library)]
     needed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"lib(?:torch|c10)\w*", needed) == ["libtorch_python"]  # which needs the others
+    assert re.findall(r"lib(?:torch|c10)\w*", needed) == ["libtorch_python"]
 
 
 def test_errors_of_the_binding_name_its_line(project):
