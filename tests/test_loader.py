@@ -415,6 +415,7 @@ def test_a_damaged_library_says_so_and_force_mends_it(project, cache):
 
 # ---- interrupted, killed, and at the same time -------------------------------------------------
 
+
 @pytest.fixture
 def slow(project, tmp_path, monkeypatch):
     """A compiler that takes a while, so that a build can be disturbed."""
