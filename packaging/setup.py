@@ -47,7 +47,7 @@ def extension(op: str) -> CUDAExtension:
         # All that is hidden or "symbolic" keeps the operators, and their rungs, out of each other.
         extra_compile_args={
             "cxx": ["-O2", "-g0", "-fvisibility=hidden", "-fno-gnu-unique"],  # Python asks for -g
-            "nvcc": [*loader.CUDA_FLAGS],  # has -Xcompiler -fvisibility=hidden
+            "nvcc": ["-O3", *loader.CUDA_FLAGS],  # has -Xcompiler -fvisibility=hidden
         },
         extra_link_args=["-Wl,-Bsymbolic"],
         extra_objects=[str(cudart)],

@@ -291,6 +291,14 @@ def test_one_libstdcxx_whatever_the_compiler_does(project, tmp_path, monkeypatch
     assert "libstdc++.so.6" in needed
 
 
+def test_linking_reads_the_symbols_of_one_library_of_torch(project):
+    """It needs the others, and reading those took most of each link."""
+    library = project.loader().load("scale", backend="cuda").build.library
+    command = ["readelf", "--dynamic", str(library)]
+    needed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"lib(?:torch|c10)\w*", needed) == ["libtorch_python"]
+
+
 def test_errors_of_the_binding_name_its_line(project):
     (project.folder / "scale.cpp").write_text("int f() {\n  return missing;\n}\n")
     loader = project.loader()
@@ -406,6 +414,7 @@ def test_a_damaged_library_says_so_and_force_mends_it(project, cache):
 
 
 # ---- interrupted, killed, and at the same time -------------------------------------------------
+
 
 @pytest.fixture
 def slow(project, tmp_path, monkeypatch):

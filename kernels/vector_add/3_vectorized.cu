@@ -25,8 +25,8 @@ __global__ void vector_add_kernel(const T* a, const T* b, T* out, int64_t n) {
   using P = Pack<T, N>;
   const int64_t packs = n / N;
   const int64_t first = int64_t{blockIdx.x} * (BLOCK * UNROLL) + threadIdx.x;
-  P x[UNROLL], y[UNROLL];
-#pragma unroll
+  P x[UNROLL], y[UNROLL];  // registers: nvcc unrolls loops with constant bounds
+
   for (int u = 0; u < UNROLL; ++u) {  // all loads first: none waits for another
     const int64_t i = first + u * BLOCK;
     if (i < packs) {
@@ -34,11 +34,9 @@ __global__ void vector_add_kernel(const T* a, const T* b, T* out, int64_t n) {
       y[u] = reinterpret_cast<const P*>(b)[i];
     }
   }
-#pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     const int64_t i = first + u * BLOCK;
     if (i < packs) {
-#pragma unroll
       for (int k = 0; k < N; ++k) x[u].at[k] = x[u].at[k] + y[u].at[k];
       reinterpret_cast<P*>(out)[i] = x[u];
     }
@@ -48,21 +46,18 @@ __global__ void vector_add_kernel(const T* a, const T* b, T* out, int64_t n) {
   if (blockIdx.x == 0 && rest < n) out[rest] = a[rest] + b[rest];
 }
 
-template <typename T, int N>
-cudaError_t launch_packs(const T* a, const T* b, T* out, int64_t n, cudaStream_t stream) {
-  constexpr int64_t PER_BLOCK = int64_t{BLOCK} * UNROLL * N;
-  const int64_t grid = (n + PER_BLOCK - 1) / PER_BLOCK;
-  vector_add_kernel<T, N><<<static_cast<unsigned>(grid), BLOCK, 0, stream>>>(a, b, out, n);
-  return cudaGetLastError();
-}
-
 template <typename T>
 cudaError_t launch(const T* a, const T* b, T* out, int64_t n, cudaStream_t stream) {
+  constexpr int FULL = 16 / sizeof(T);
   const auto bits = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
                     reinterpret_cast<uintptr_t>(out);
   // A slice like x[1:] starts between two 16-byte boundaries, where a wide load would fault.
-  if (bits % 16 == 0) return launch_packs<T, 16 / sizeof(T)>(a, b, out, n, stream);
-  return launch_packs<T, 1>(a, b, out, n, stream);
+  const bool aligned = bits % 16 == 0;
+  const auto kernel = aligned ? vector_add_kernel<T, FULL> : vector_add_kernel<T, 1>;
+  const int64_t per_block = int64_t{BLOCK} * UNROLL * (aligned ? FULL : 1);
+  const auto grid = static_cast<unsigned>((n + per_block - 1) / per_block);
+  kernel<<<grid, BLOCK, 0, stream>>>(a, b, out, n);
+  return cudaGetLastError();
 }
 
 extern "C" cudaError_t vector_add_launch_f32(const float* a, const float* b, float* out, int64_t n,

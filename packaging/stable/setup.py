@@ -31,7 +31,7 @@ EXTENSION = CUDAExtension(
     ["vector_add.cpp", str(loader.find_rung("vector_add", None).relative_to(loader.ROOT))],
     extra_compile_args={
         "cxx": ["-O2", "-g0", "-fvisibility=hidden", *TARGET],
-        "nvcc": [*loader.CUDA_FLAGS],
+        "nvcc": ["-O3", *loader.CUDA_FLAGS],
     },
     # torch's C++ library by name: some compilers link one of their own into the binary, and torch
     # cannot catch what that one throws.
