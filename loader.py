@@ -297,7 +297,7 @@ def cuda_home() -> Path:
 
 
 def _cxx() -> str:
-    wanted = os.environ.get("CXX")
+    wanted = _variable("CXX")
     for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         if path := shutil.which(name):
             return os.path.abspath(path)
@@ -317,7 +317,7 @@ def _ninja() -> str:
 def _arch_list() -> str:
     """What to compile for, in torch's spelling: TORCH_CUDA_ARCH_LIST, else the GPUs here."""
     gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip().replace(" ", ";")
+    listed = (_variable("TORCH_CUDA_ARCH_LIST") or "").strip().replace(" ", ";")
     if listed in ("", "native"):
         # From Hopper on, instructions of one chip alone (wgmma, setmaxnreg) need the "a".
         names = [f"{major}.{minor}{'a' * (major >= 9)}" for major, minor in sorted(gpus)]
@@ -496,15 +496,18 @@ def _build(op: str, objects: dict[Path, tuple[str, str]], record: Callable[[], P
     return set(made)
 
 
-_torch_load_lock = threading.Lock()  # torch takes its settings from the environment
+# torch takes its settings from the environment, which all threads share: one builds at a time, and
+# the others read what it has replaced.
+_replaced: dict[str, str | None] = {}
 
 
-def _new_lock() -> None:
-    global _torch_load_lock
-    _torch_load_lock = threading.Lock()
+def _new_locks() -> None:
+    global _torch_load_lock, _environment_lock
+    _torch_load_lock, _environment_lock = threading.Lock(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)  # a thread of the parent may hold the old one
+_new_locks()
+os.register_at_fork(after_in_child=_new_locks)  # a thread of the parent may hold the old ones
 logging.getLogger("torch.utils.cpp_extension").addFilter(  # CUDA_HOME is set below
     lambda record: "No CUDA runtime is found" not in record.getMessage()
 )
@@ -541,7 +544,7 @@ def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], st
         from torch.utils import cpp_extension  # late: a cached load does without its 0.2 s
 
         before = {name: os.environ.get(name) for name in settings}, cpp_extension.CUDA_HOME
-        _set_environment(settings)
+        _set_environment(settings, before[0])
         cpp_extension.CUDA_HOME = tools.home and str(tools.home)
         try:
             # "Standalone" makes torch return the path of what it linked: the extension's name stays
@@ -571,15 +574,24 @@ def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], st
             what = f"{names} did not compile:" if failed else f"{op} did not link:"
             raise CompileError(what, output, log, failed) from None
         finally:
-            _set_environment(before[0])
+            _set_environment(before[0], {})
             cpp_extension.CUDA_HOME = before[1]
 
 
-def _set_environment(settings: dict[str, str | None]) -> None:
-    for name, value in settings.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+def _set_environment(settings: dict[str, str | None], replaced: dict[str, str | None]) -> None:
+    global _replaced
+    with _environment_lock:
+        _replaced = replaced
+        for name, value in settings.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _variable(name: str) -> str | None:
+    """Of the environment, as it is but for a build that is running."""
+    with _environment_lock:
+        return _replaced[name] if name in _replaced else os.environ.get(name)
 
 
 @functools.cache

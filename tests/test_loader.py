@@ -464,6 +464,30 @@ def test_a_lock_file_left_by_somebody_stops_nothing(project, cache):
     assert value(project.loader()) == 1
 
 
+def test_what_a_build_sets_is_for_its_own_thread(project, monkeypatch):
+    """torch takes a build's compiler and architectures from the environment of the process."""
+    from torch.utils import cpp_extension
+
+    loader, seen = project.loader(), []
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a")
+    build = cpp_extension.load
+
+    def look():
+        seen.append((Path(loader._cxx()).name, loader._arch_list(), os.environ.get("CXX")))
+
+    def load(*arguments, **more):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return build(*arguments, **more)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    assert value(loader) == 1
+    look()
+    during, after = seen
+    assert during[:2] == after[:2] and during[2] == "three-layers-compiler" != after[2]
+
+
 def test_threads_and_processes_at_once_build_once(slow, cache):
     loader = slow.loader()
     found, code = [], "print(loader.load('scale', backend='cuda').build.compiled)\n" + LOAD
