@@ -136,9 +136,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     cp_async_commit();
   };
 
-  if (threadIdx.x < BN) {
-    shifts[threadIdx.x] =
-        bias && threadIdx.x < v.filters ? static_cast<float>(bias[threadIdx.x]) : 0.0f;
+  if (const int k = threadIdx.x; k < BN) {
+    shifts[k] = bias && k < v.filters ? static_cast<float>(bias[k]) : 0.0f;
   }
   for (int e = threadIdx.x; e < TAPS * BN * 8; e += THREADS) {
     const int tap = e / (BN * 8), k = e / 8 % BN, c = e % 8 * 8;

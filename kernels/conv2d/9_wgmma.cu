@@ -134,10 +134,9 @@ __global__ void __launch_bounds__(THREADS, 2)
   const int q0 = static_cast<int>(tile % tiles_w) * TILE_W;
   const int top = tile < tiles ? p0 - v.pad_h : -(1 << 30);  // outside of every image
   const T* image = x + int64_t{n} * v.height * v.width * v.channels + group * depth;
-  if (threadIdx.x < BN) {
-    const int filter = k0 + threadIdx.x;
-    shifts[threadIdx.x] =
-        bias && filter < filters ? static_cast<float>(bias[group * filters + filter]) : 0.0f;
+  if (const int k = threadIdx.x; k < BN) {
+    const bool given = bias && k0 + k < filters;
+    shifts[k] = given ? static_cast<float>(bias[group * filters + k0 + k]) : 0.0f;
   }
 
   auto load_patch = [&](int chunk, int stage) {

@@ -115,7 +115,8 @@ __device__ void wgmma_wait() {}
 template <typename T>
 __device__ void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
   const int lane = threadIdx.x % 32;
-  const uint32_t start = (b & 0x3FFF) << 4, stride = (b >> 32 & 0x3FFF) << 4, row = 256 >> (b >> 62);
+  const uint32_t start = (b & 0x3FFF) << 4, stride = (b >> 32 & 0x3FFF) << 4,
+                 row = 256 >> (b >> 62);
   for (int n = 0; n < 8; ++n) {
     uint32_t pair[2];
     for (int half = 0; half < 2; ++half) {
