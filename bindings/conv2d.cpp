@@ -122,7 +122,8 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
   TORCH_CHECK(error != cudaErrorNotSupported,
               "conv2d: not supported by this rung (the head of its file tells what is), got ",
               dtype, ", x ", x.sizes(), v.channels_last ? " channels-last" : "", ", weight ",
-              weight.sizes(), ", groups ", groups);
+              weight.sizes(), ", stride ", at::IntArrayRef(stride), ", dilation ",
+              at::IntArrayRef(dilation), ", groups ", groups);
   TORCH_CHECK(error == cudaSuccess, "conv2d: the launch failed: ", cudaGetErrorString(error));
   return y;
 }

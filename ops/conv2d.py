@@ -10,6 +10,7 @@ from ops.common import Case, Cost, differentiable_once, last_rung, stored, tenso
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
 GENERAL = "7_any_shape"  # takes every shape, layout and dtype, from sm_75 on
+TILES, WGMMA, RESIDENT = "8_tiles", "9_wgmma", "10_resident"  # see fastest()
 Pair = int | tuple[int, int]
 
 
@@ -50,8 +51,8 @@ def conv2d(
         stride, padding, dilation: pixels, one number or (vertical, horizontal).
         groups: the channels and the filters fall into that many groups which do not mix.
         activation: "none", "relu" or "gelu" (with Φ from the error function).
-        kernel: what ``loader.load("conv2d", rung)`` returned. For None, the last rung where it can
-            be used (see ``fits_tiles``), else ``GENERAL``.
+        kernel: what ``loader.load("conv2d", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         (N, K, P, Q) of x's dtype, channels-last if x is. P = (H + 2·padding - dilation·(R - 1) - 1)
@@ -78,7 +79,7 @@ class Conv2d(torch.autograd.Function):
     def forward(ctx, x, weight, bias, geometry, activation, kernel) -> torch.Tensor:
         x, weight, bias = (t if t is None else stored(t) for t in (x, weight, bias))
         if kernel is None:
-            kernel = last_rung("conv2d", None if fits_tiles(x, weight, geometry[-1]) else GENERAL)
+            kernel = last_rung("conv2d", fastest(x, weight, geometry))
         y = kernel.conv2d(x, weight, bias, *geometry, ACTIVATIONS.index(activation))
         ctx.save_for_backward(x, weight, bias, y if activation == "relu" else None)
         ctx.geometry, ctx.activation, ctx.kernel = geometry, activation, kernel
@@ -101,12 +102,31 @@ class Conv2d(torch.autograd.Function):
         return *grads, None, None, None
 
 
+def fastest(x: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> str:
+    """The rung for these: ``TILES`` where they fit, and on Hopper, with stride 1 and small windows,
+    ``WGMMA``, or ``RESIDENT`` for a 3 x 3 layer of up to 64 channels; ``GENERAL`` for all else."""
+    stride, _, dilation, groups = geometry
+    if not fits_tiles(x, weight, groups):
+        return GENERAL
+    filters, depth, *taps = weight.shape
+    hopper = torch.cuda.get_device_capability(x.device)[0] == 9
+    if not hopper or stride != (1, 1) or filters % (8 * groups):
+        return TILES
+    # RESIDENT multiplies 64 channels whatever there are, WGMMA 32 at a time.
+    if taps == [3, 3] and (dilation, groups) == ((1, 1), 1) and 32 < depth <= 64 >= filters:
+        return RESIDENT
+    height, width = (d * (tap - 1) for d, tap in zip(dilation, taps, strict=True))
+    return WGMMA if (4 + height) * (8 + width) <= 128 else TILES  # pixels under a tile
+
+
 def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """Whether the last rung takes these: 16 bits, channels-last, groups of 8, 16, … channels.
+    """Whether ``TILES`` takes these: 16 bits, channels-last, groups of 8, 16, … channels.
 
     And whether it pays: with fewer than 8 filters in a group its tiles would be nearly empty.
     """
-    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or x.dim() != 4:
+    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if x.dim() != 4 or weight.dim() != 4:
         return False
     channels = x.shape[1]
     return (
@@ -228,6 +248,9 @@ def cases() -> list[Case]:
         found.append(_case(*shape, layouts[1], (bf16, f16)[i // 2 % 2]))
     tiles = ((3, 40, 7, 9), (72, 40, 3, 3), 1, 1, 1, 1, "gelu")  # several in each direction
     found += [_case(*tiles, last, bf16), _case(*tiles, last, f16), _case(*tiles, plain, f32)]
+    many = ((3, 16, 29, 25), (24, 16, 3, 3), 1, 1, 1, 1, "gelu")  # several for each SM
+    found += [_case(*many, last, bf16)]
+    found += [_case((1, 40, 5, 9), (64, 40, 3, 3), 1, (2, 0), 1, 1, "relu", last, f16)]
     odd = (2, 8, 9, 8), (8, 8, 3, 3), 1, 1, 1, 1, "none"
     for dtype in (f32, bf16):
         found.append(_case((0, 8, 5, 5), (4, 8, 3, 3), 1, 1, 1, 1, "relu", plain, dtype))
@@ -236,7 +259,7 @@ def cases() -> list[Case]:
     tiny = ((1, 1, 3, 3), (2, 1, 2, 2), 1, 1, 1, 1), ((1, 2, 3, 2), (2, 1, 3, 1), 1, 1, 1, 2)
     found += [_case(*tiny[0], "gelu", plain, f64), _case(*tiny[1], "relu", last, f64)]  # gradcheck
     large = [
-        ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1, 1),
+        ((12, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1, 1),
         ((4, 256, 15, 13), (250, 256, 3, 3), 1, 1, 1, 1),
         ((4, 128, 61, 28), (256, 128, 1, 1), 2, 0, 1, 1),
         ((4, 96, 44, 44), (96, 1, 5, 5), 1, 2, 1, 96),

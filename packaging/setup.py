@@ -27,7 +27,8 @@ os.environ["CUDA_HOME"] = str(loader.cuda_home())  # torch reads it when it is i
 from torch.utils.cpp_extension import BuildExtension, CUDAExtension  # noqa: E402
 
 PACKAGE = Path("three_layers")
-GENERAL = {"matmul_tc": "4_cp_async"}  # elsewhere the last rung takes every input
+# Elsewhere the last rung takes every input.
+GENERAL = {"matmul_tc": "4_cp_async", "conv2d": "7_any_shape"}
 OPS = os.environ.get("THREE_LAYERS_OPS", "").replace(",", " ").split() or loader.ops()
 
 

@@ -1,12 +1,12 @@
 // 8_tiles.cu: each pixel is loaded once for all taps
 // Before : rung 6 loads a pixel 9 times for 3 x 3 taps, most of it from the L1
-// Idea   : a warp keeps the patch under its 8 x 8 results in shared memory, 32 channels of it at a
+// Idea   : a warp keeps the patch under its 4 x 8 results in shared memory, 32 channels of it at a
 //          time. A tap is a shift, and ldmatrix takes the address of each row: it reads shifted
 //          tiles for nothing. Only the weights are loaded tap by tap
-// Cost   : 2·N·K·P·Q·C·R·S / groups operations; 3 x 3 taps: 1.6 loads a pixel instead of 9
-//          Legal: as rung 6. A patch over 160 pixels (stride 2, 7 x 7 taps) is loaded tap by tap
+// Cost   : 2·N·K·P·Q·C·R·S / groups operations; 3 x 3 taps: 1.9 loads a pixel instead of 9
+//          Legal: as rung 6. A patch over 128 pixels (stride 2, 7 x 7 taps) is loaded tap by tap
 // Result : not measured yet
-// Try    : MOST_PIXELS 160 → 0, so that each tap has its own patch; predict first
+// Try    : MOST_PIXELS 128 → 0, so that each tap has its own patch; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,12 +15,12 @@
 #include <cstdint>
 #include <type_traits>
 
-constexpr int TILE = 8;          // a warp computes TILE x TILE pixels,
-constexpr int BN = 64, BK = 32;  // of BN filters; BK channels at a time
-constexpr int WARPS = 4;         // tiles of a block
+constexpr int TILE_H = 4, TILE_W = 8;  // a warp computes TILE_H x TILE_W pixels,
+constexpr int BN = 64, BK = 32;        // of BN filters; BK channels at a time
+constexpr int WARPS = 4;               // tiles of a block
 constexpr int THREADS = WARPS * 32;
 constexpr int STAGES = 3;         // of the weights, one tap each: 12 KB
-constexpr int MOST_PIXELS = 160;  // of a patch; above, a patch for each tap
+constexpr int MOST_PIXELS = 128;  // of a patch; above, a patch for each tap
 
 struct Conv {                          // one convolution
   int batch, channels, height, width;  // of x
@@ -116,7 +116,7 @@ __device__ float activate(float z, int activation) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 3)
+__global__ void __launch_bounds__(THREADS, 4)
     tile_kernel(const T* x, const T* weight, const T* bias, T* y, Conv v, Plan plan,
                 int64_t tiles) {
   extern __shared__ float4 memory[];
@@ -129,24 +129,22 @@ __global__ void __launch_bounds__(THREADS, 3)
   const int k0 = blockIdx.x % tiles_n * BN;  // within the group
   const int group = blockIdx.x / tiles_n % v.groups;
   const int64_t tile = int64_t{blockIdx.x / tiles_n / v.groups} * WARPS + warp;
-  const int tiles_h = (v.out_h + TILE - 1) / TILE, tiles_w = (v.out_w + TILE - 1) / TILE;
-  const int64_t n = tile / tiles_w / tiles_h;
-  const int p0 = static_cast<int>(tile / tiles_w % tiles_h) * TILE;
-  const int q0 = static_cast<int>(tile % tiles_w) * TILE;
+  const int tiles_h = (v.out_h + TILE_H - 1) / TILE_H, tiles_w = (v.out_w + TILE_W - 1) / TILE_W;
+  const int n = static_cast<int>(tile / tiles_w / tiles_h);
+  const int p0 = static_cast<int>(tile / tiles_w % tiles_h) * TILE_H;
+  const int q0 = static_cast<int>(tile % tiles_w) * TILE_W;
   const int h0 = tile < tiles ? p0 * v.stride_h - v.pad_h : -(1 << 30);  // outside of every image
   const int w0 = q0 * v.stride_w - v.pad_w;
-  const T* image = x + n * v.height * v.width * v.channels + group * depth;
+  const T* image = x + int64_t{n} * v.height * v.width * v.channels + group * depth;
 
-  // Patch number i: channels from c0 on, for tap i % all_taps if it serves a single one.
-  auto load_patch = [&](int i, int stage) {
-    const int tap = plan.taps == 1 ? i % all_taps : 0;
-    const int c = i / (plan.taps == 1 ? all_taps : 1) * BK + lane % 4 * 8;
-    const int top = h0 + tap / v.kernel_w * v.dilation_h;
-    const int left = w0 + tap % v.kernel_w * v.dilation_w;
+  // What load_patch() takes next: 32 channels, for all taps or for the next one.
+  int top = h0, side = w0, c = lane % 4 * 8, tap_h = 0, tap_w = 0;
+  auto load_patch = [&](int stage) {
     T* to = patches + stage * pixels * BK;
     int row = 0, col = lane / 4;  // 4 lanes a pixel; a patch is at least 8 pixels wide
+#pragma unroll 1
     for (int pixel = lane / 4; pixel < pixels; pixel += 8) {
-      const int h = top + row * plan.step_h, w = left + col * plan.step_w;
+      const int h = top + row * plan.step_h, w = side + col * plan.step_w;
       const bool inside = c < depth && h >= 0 && h < v.height && w >= 0 && w < v.width;
       const T* from = image + (int64_t{h} * v.width + w) * v.channels + c;
       cp_async(to + place(pixel, lane % 4 * 8), inside ? from : x, inside);
@@ -156,28 +154,45 @@ __global__ void __launch_bounds__(THREADS, 3)
         ++row;
       }
     }
+    if (plan.taps == 1) {
+      side += v.dilation_w;
+      if (++tap_w < v.kernel_w) return;
+      tap_w = 0;
+      side = w0;
+      top += v.dilation_h;
+      if (++tap_h < v.kernel_h) return;
+      tap_h = 0;
+      top = h0;
+    }
+    c += BK;
   };
-  int next_tap = 0, next_c = threadIdx.x % 4 * 8;  // what load_weights() takes next
+  // What load_weights() takes next: this thread's 8 channels of two filters, half a tile apart.
+  const int64_t length = int64_t{all_taps} * depth;
+  const T* next =
+      weight + (int64_t{group} * filters + k0 + threadIdx.x / 4) * length + threadIdx.x % 4 * 8;
+  int next_tap = 0, left = depth - threadIdx.x % 4 * 8;
   auto load_weights = [&](int stage) {
 #pragma unroll
-    for (int k = threadIdx.x / 4; k < BN; k += THREADS / 4) {
-      const bool inside = next_c < depth && k0 + k < filters;
-      const int64_t filter = int64_t{group} * filters + k0 + k;
-      const T* from = weight + (filter * all_taps + next_tap) * depth + next_c;
-      cp_async(weights + stage * BN * BK + place(k, threadIdx.x % 4 * 8), inside ? from : weight,
-               inside);
+    for (int k = 0; k < BN; k += THREADS / 4) {
+      const int row = threadIdx.x / 4 + k;
+      const bool inside = left > 0 && k0 + row < filters;
+      cp_async(weights + stage * BN * BK + place(row, threadIdx.x % 4 * 8),
+               inside ? next + k * length : weight, inside);
     }
+    next += depth;
     if (++next_tap < all_taps) return;
     next_tap = 0;
-    next_c += BK;
+    left -= BK;
+    next += BK - length;
   };
 
   // A patch serves plan.taps rounds, and must be asked for STAGES - 1 rounds before the first.
   const int ahead = plan.stages - 1;
   const int chunks = (depth + BK - 1) / BK, rounds = chunks * all_taps;
   const int last_patch = rounds / plan.taps;
+#pragma unroll 1
   for (int i = 0; i < ahead; ++i) {
-    if (i < last_patch) load_patch(i, i);
+    if (i < last_patch) load_patch(i);
   }
   for (int s = 0; s < STAGES - 1; ++s) {
     load_weights(s);
@@ -187,13 +202,13 @@ __global__ void __launch_bounds__(THREADS, 3)
   const int low = lane % 16, high = lane / 16 * 8;
   const int turned_low = lane % 8 + lane / 16 * 8, turned_high = lane / 8 % 2 * 8;
   const int first = low / 8 * plan.jump_h * plan.width + low % 8 * plan.jump_w;
-  float sum[TILE / 2][BN / 8][4] = {};
+  float sum[TILE_H / 2][BN / 8][4] = {};
   int patch = 0, tap = 0, column = 0, shift = 0, patch_stage = 0, stage = 0;
   for (int round = 0; round < rounds; ++round) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();
     if (tap == 0 && patch + ahead < last_patch) {
-      load_patch(patch + ahead, (patch_stage + ahead) % plan.stages);
+      load_patch(patch_stage == 0 ? ahead : patch_stage - 1);
     }
     load_weights((stage + STAGES - 1) % STAGES);
     cp_async_commit();
@@ -201,9 +216,9 @@ __global__ void __launch_bounds__(THREADS, 3)
     const T* with = weights + stage * BN * BK;
 #pragma unroll
     for (int p = 0; p < BK; p += 16) {
-      uint32_t from_a[TILE / 2][4];
+      uint32_t from_a[TILE_H / 2][4];
 #pragma unroll
-      for (int m = 0; m < TILE / 2; ++m) {
+      for (int m = 0; m < TILE_H / 2; ++m) {
         ldmatrix_x4(from_a[m],
                     from + place(first + shift + m * 2 * plan.jump_h * plan.width, p + high));
       }
@@ -212,7 +227,7 @@ __global__ void __launch_bounds__(THREADS, 3)
         uint32_t from_b[4];
         ldmatrix_x4(from_b, with + place(k * 16 + turned_low, p + turned_high));
 #pragma unroll
-        for (int m = 0; m < TILE / 2; ++m) {
+        for (int m = 0; m < TILE_H / 2; ++m) {
           mma<T>(sum[m][2 * k], from_a[m], from_b[0], from_b[1]);
           mma<T>(sum[m][2 * k + 1], from_a[m], from_b[2], from_b[3]);
         }
@@ -233,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, 3)
   cp_async_wait<0>();
   __syncwarp();  // the warp's patches are read: their room holds its results now
 
-  // [64 pixels][BN filters], 16-byte pieces swizzled
+  // [TILE_H x TILE_W pixels][BN filters], 16-byte pieces swizzled
 #pragma unroll
   for (int k = 0; k < BN / 8; ++k) {
     const int filter = k0 + k * 8 + lane % 4 * 2;  // two of these 8, the same for all pixels
@@ -243,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, 3)
       shift[1] = static_cast<float>(bias[group * filters + filter + 1]);
     }
 #pragma unroll
-    for (int m = 0; m < TILE / 2; ++m) {
+    for (int m = 0; m < TILE_H / 2; ++m) {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
         const int pixel = m * 16 + e / 2 * 8 + lane / 4;
@@ -255,11 +270,11 @@ __global__ void __launch_bounds__(THREADS, 3)
   }
   __syncwarp();
   const int k = k0 + lane % 8 * 8;  // 8 lanes write 64 filters of a pixel
-  for (int pixel = lane / 8; pixel < TILE * TILE; pixel += 4) {
-    const int p = p0 + pixel / TILE, q = q0 + pixel % TILE;
+  for (int pixel = lane / 8; pixel < TILE_H * TILE_W; pixel += 4) {
+    const int p = p0 + pixel / TILE_W, q = q0 + pixel % TILE_W;
     if (tile >= tiles || p >= v.out_h || q >= v.out_w) continue;
     const T* from = patches + pixel * BN + (lane % 8 ^ pixel % 8) * 8;
-    T* to = y + ((n * v.out_h + p) * v.out_w + q) * v.filters + group * filters + k;
+    T* to = y + ((int64_t{n} * v.out_h + p) * v.out_w + q) * v.filters + group * filters + k;
     if (filters % 8 == 0 && k < filters) {
       *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
     } else {
@@ -284,16 +299,17 @@ cudaError_t start_tiles(int capability, const T* x, const T* weight, const T* bi
   };
   const int taps = v.kernel_h * v.kernel_w;
   const int64_t height =
-      int64_t{TILE - 1} * v.stride_h + int64_t{v.kernel_h - 1} * v.dilation_h + 1;
-  const int64_t width = int64_t{TILE - 1} * v.stride_w + int64_t{v.kernel_w - 1} * v.dilation_w + 1;
-  Plan plan = {1, STAGES, TILE, TILE, v.stride_h, v.stride_w, 1, 1};
+      int64_t{TILE_H - 1} * v.stride_h + int64_t{v.kernel_h - 1} * v.dilation_h + 1;
+  const int64_t width =
+      int64_t{TILE_W - 1} * v.stride_w + int64_t{v.kernel_w - 1} * v.dilation_w + 1;
+  Plan plan = {1, STAGES, TILE_H, TILE_W, v.stride_h, v.stride_w, 1, 1};
   if (taps > 1 && height <= MOST_PIXELS && width <= MOST_PIXELS && height * width <= MOST_PIXELS) {
     const Plan all = {
         taps, 2, static_cast<int>(height), static_cast<int>(width), 1, 1, v.stride_h, v.stride_w};
     if (size(all) <= room) plan = all;
   }
   const int64_t tiles =
-      int64_t{v.batch} * ((v.out_h + TILE - 1) / TILE) * ((v.out_w + TILE - 1) / TILE);
+      int64_t{v.batch} * ((v.out_h + TILE_H - 1) / TILE_H) * ((v.out_w + TILE_W - 1) / TILE_W);
   const int64_t blocks =
       (tiles + WARPS - 1) / WARPS * ((v.filters / v.groups + BN - 1) / BN) * v.groups;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;

@@ -1,7 +1,8 @@
 """conv2d: every rung against float64, those with PTX too; every refusal, and the gradients.
 
 The CPU machine runs no PTX. Where there is no GPU, the few functions of a rung that hold it are
-replaced by ``software_ptx.h``, and all that is left of the rung is tested.
+replaced by ``software_ptx.h``, and all that is left of the rung is tested. Whether a rung that uses
+wgmma has all of its fences and waits, only a Hopper GPU can tell.
 """
 
 import re
@@ -12,15 +13,21 @@ import torch
 
 import lab
 import loader
-from ops.conv2d import GENERAL, conv2d, tolerance
+import ops.conv2d
+from ops.conv2d import GENERAL, RESIDENT, TILES, WGMMA, conv2d, fastest, tolerance
 from tests.conftest import ROOT
 
 RUNGS = loader.rungs("conv2d")
 EVERYTHING = ("1_direct", "3_implicit_gemm", GENERAL)
+HOPPER = (WGMMA, RESIDENT)
+HOPPER_ONLY = {
+    "defined(__CUDA_ARCH_FEAT_SM90_ALL)": "1",
+    "attributes.sharedSizeBytes == 0": "false",
+}
 SOFTWARE = Path(__file__).with_name("software_ptx.h")
-PTX = (  # whole functions
-    r"(?:template <[^\n]*>\n)?__device__ void (?:cp_async\w*|ldmatrix_x4|mma)\("
-    r"[^{]*\{[^\n]*\n.*?^\}\n"
+PTX = (  # whole functions, of one line or more, and the macro that wgmma() uses
+    r"(?:template <[^\n]*>\n)?__device__ void (?:cp_async|ldmatrix_x4|mma|wgmma|fence_proxy)\w*\("
+    r"[^{]*\{(?:[^\n]*\}|[^\n]*\n.*?^\})\n|#define WGMMA(?:[^\n]*\\\n)+[^\n]*\n"
 )
 
 
@@ -35,6 +42,10 @@ def runnable(rung, folder):
         return path
     text = re.sub(PTX, "", path.read_text(), flags=re.M | re.S)
     assert "asm" not in text
+    if rung in HOPPER:  # the CPU machine is none, and the launcher would refuse
+        for question, answer in HOPPER_ONLY.items():
+            assert question in text
+            text = text.replace(question, answer)
     copy = folder / path.name
     copy.write_text(
         text.replace("#include <cstdint>", f'#include "{SOFTWARE}"\n#include <cstdint>')
@@ -47,8 +58,14 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("software")
 
 
+def skip_if_it_cannot_run(rung):
+    if torch.cuda.is_available() and rung in HOPPER and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip(f"{rung} needs sm_90a")
+
+
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_case(rung, folder):
+    skip_if_it_cannot_run(rung)
     report = lab.check("conv2d", runnable(rung, folder), isolate=False)
     assert bool(report.having("outside")) == (rung not in EVERYTHING)
 
@@ -56,7 +73,7 @@ def test_every_case(rung, folder):
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_public_function_chooses_a_rung(device, dtype, groups):
-    """The last one where it can be used, the general one elsewhere: any shape works."""
+    """One that can be used: any shape works."""
     for channels, size in ((16, (5, 6)), (24, (1, 1)), (8, (1, 3))):
         x = torch.randn(2, channels, *size, device=device).to(dtype)
         w = torch.randn(16, channels // groups, 3, 3, device=device).to(dtype)
@@ -67,12 +84,47 @@ def test_the_public_function_chooses_a_rung(device, dtype, groups):
             assert (y - expected).norm() <= tolerance(dtype) * expected.norm()
 
 
+CHOICES = [  # channels, weight, stride, dilation, groups, the rung on Hopper
+    (64, (64, 64, 3, 3), 1, 1, 1, RESIDENT),
+    (40, (8, 40, 3, 3), 1, 1, 1, RESIDENT),
+    (32, (64, 32, 3, 3), 1, 1, 1, WGMMA),  # few channels
+    (72, (64, 72, 3, 3), 1, 1, 1, WGMMA),  # many
+    (64, (72, 64, 3, 3), 1, 1, 1, WGMMA),
+    (128, (128, 64, 3, 3), 1, 1, 2, WGMMA),
+    (64, (64, 64, 3, 3), 1, 2, 1, WGMMA),
+    (64, (64, 64, 1, 1), 1, 1, 1, WGMMA),
+    (64, (64, 64, 5, 9), 1, 1, 1, WGMMA),  # 8 x 16 pixels
+    (64, (64, 64, 5, 10), 1, 1, 1, TILES),
+    (64, (64, 64, 3, 3), 2, 1, 1, TILES),
+    (64, (60, 64, 3, 3), 1, 1, 1, TILES),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_rung_takes_what_is_chosen_for_it(monkeypatch, device, folder, choice):
+    channels, shape, stride, dilation, groups, wanted = choice
+    geometry = (stride, stride), (0, 0), (dilation, dilation), groups
+    x = torch.randn(1, channels, 7, 12, device=device, dtype=torch.float16)
+    w = torch.randn(shape, device=device, dtype=torch.float16)
+    x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
+    monkeypatch.setattr(ops.conv2d, "fits_tiles", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    assert fastest(x, w, geometry) == TILES
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    assert fastest(x, w, geometry) == wanted
+    monkeypatch.undo()
+    skip_if_it_cannot_run(wanted)
+    kernel = loader.load("conv2d", runnable(wanted, folder))
+    assert conv2d(x, w, None, *geometry, kernel=kernel).isfinite().all()
+
+
 @pytest.mark.parametrize("rung", [r for r in RUNGS if has_ptx(r)])
 def test_it_compiles_for_other_gpus(monkeypatch, rung):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # no GPU here has a say in it
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
     build = loader.load("conv2d", rung, backend="cuda").build
-    assert build.kernels and "warning" not in build.log.read_text()
+    assert build.kernels and all(k.spill_stores == 0 for k in build.kernels)
+    assert "warning" not in build.log.read_text()
 
 
 def test_a_convolution_is_described_alike_everywhere():
@@ -125,6 +177,7 @@ def test_an_unknown_activation_is_refused(device):
 
 @pytest.mark.parametrize("rung", [r for r in RUNGS if r not in EVERYTHING])
 def test_a_rung_says_what_it_does_not_do(device, rung, folder):
+    skip_if_it_cannot_run(rung)
     module = loader.load("conv2d", runnable(rung, folder))
     x, w = torch.zeros(1, 8, 5, 5, device=device), torch.zeros(8, 8, 3, 3, device=device)
     if rung == "2_shared_tile":
