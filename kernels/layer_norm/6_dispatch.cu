@@ -1,13 +1,12 @@
 // 6_dispatch.cu: the right shape of block for every row length, and every alignment
 // Before : rungs 4 and 5 refuse odd row lengths, and give a row of 64 values a whole warp
 // Idea   : one kernel whose rows are spread over a few lanes, a warp, a block or a cluster, chosen
-//          by row length; up to 15 values before and after the 16-byte packs go one by one
-// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Read twice: rows over 262144 values
-//          (float64: 131072), odd or misaligned rows over 16384 (8192)
+//          by row length; up to 15 values before and after the 16-byte packs go one by one.
+//          Fewer instructions: parts of a row are joined 32 at a time, with one division
+// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Read twice: rows over 524288 values
+//          (float32: 262144, float64: 131072), odd or misaligned rows over 16384 (float64: 8192)
 // Legal  : everything
 // Result : not measured yet
-// Seen   : rows on 16-byte boundaries as rungs 4 and 5, measured there; else, of copy bandwidth,
-//          65536x128 0.92 (bfloat16 0.64), 4x eager; 32768x4099 0.87 (0.50), 2.5x eager (H200)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cooperative_groups.h>
@@ -16,13 +15,14 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
 constexpr int MAX_CLUSTER = 16;
 constexpr int SHORT = 8, LONG = 32;  // registers that hold values of the row, a thread
+constexpr int ROWS = 4;              // short rows that a thread loads at once
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -35,23 +35,42 @@ struct alignas(16) Pack {
   T at[N<T>];
 };
 
+// The 16 bits of a bfloat16 are the high half of a float: one shift or mask a value, where the cast
+// takes two instructions.
+template <typename T, typename W>
+__device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    unsigned bits[4];
+    memcpy(bits, &pack, 16);
+    for (int k = 0; k < 8; ++k) {
+      value[k] = __uint_as_float(k % 2 == 0 ? bits[k / 2] << 16 : bits[k / 2] & 0xffff0000u);
+    }
+  } else {
+    for (int k = 0; k < N<T>; ++k) value[k] = static_cast<W>(pack.at[k]);
+  }
+}
+
+// Reads past L1, which is left to weight and bias: all rows need those.
+template <typename T>
+__device__ Pack<T> load_once(const T* from) {
+  const int4 bits = __ldcg(reinterpret_cast<const int4*>(from));
+  Pack<T> pack;
+  memcpy(&pack, &bits, 16);
+  return pack;
+}
+
 template <typename T>
 __device__ Pack<T> load(const T* from, bool aligned) {
   if (aligned) return *reinterpret_cast<const Pack<T>*>(from);
   Pack<T> pack;
-#pragma unroll
   for (int k = 0; k < N<T>; ++k) pack.at[k] = from[k];
   return pack;
 }
 
 template <typename T>
 __device__ void store(T* to, Pack<T> pack, bool aligned) {
-  if (aligned) {
-    *reinterpret_cast<Pack<T>*>(to) = pack;
-  } else {
-#pragma unroll
-    for (int k = 0; k < N<T>; ++k) to[k] = pack.at[k];
-  }
+  if (aligned) *reinterpret_cast<Pack<T>*>(to) = pack;
+  for (int k = 0; k < N<T> && !aligned; ++k) to[k] = pack.at[k];
 }
 
 __device__ bool on16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -61,57 +80,72 @@ __device__ T add(T a, T b) {
   return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
 }
 
+template <typename T, typename W>
+__device__ void add_up(Pack<T> pack, W& sum) {
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += value[k];
+}
+
+template <typename T, typename W>
+__device__ void add_up_squares(Pack<T> pack, W mean, W& sum) {  // of distances from the mean
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += (value[k] - mean) * (value[k] - mean);
+}
+
+template <typename T, typename W>
+__device__ Pack<T> normalize(Pack<T> pack, W mean, W rstd, Pack<T> weight, Pack<T> bias) {
+  W value[N<T>], w[N<T>], b[N<T>];
+  widen(pack, value);
+  widen(weight, w);
+  widen(bias, b);
+  for (int k = 0; k < N<T>; ++k) value[k] = (value[k] - mean) * rstd * w[k] + b[k];
+  for (int k = 0; k < N<T>; ++k) pack.at[k] = static_cast<T>(value[k]);
+  return pack;
+}
+
 template <typename W>
 struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
-// Joins the parts of `width` neighbouring lanes, a power of two.
+// Sums over `width` neighbouring lanes, a power of two.
 template <typename W>
-__device__ Part<W> join_lanes(Part<W> a, int width) {
-  for (int d = width / 2; d > 0; d /= 2) {
-    const Part<W> b = {__shfl_xor_sync(~0u, a.count, d), __shfl_xor_sync(~0u, a.mean, d),
-                       __shfl_xor_sync(~0u, a.m2, d)};
-    const W count = a.count + b.count, distance = b.mean - a.mean;
-    const W share = count > 0 ? b.count / count : 0;
-    a = {count, a.mean + distance * share, a.m2 + b.m2 + distance * distance * a.count * share};
+__device__ W sum_lanes(W value, int width) {
+  for (int d = 16; d > 0; d /= 2) {
+    if (d < width) value += __shfl_xor_sync(~0u, value, d);
   }
-  return a;
+  return value;
 }
 
+// Joins the parts of 32 lanes: the mean first, then the distances from it. Joining two by two would
+// divide in every step.
 template <typename W>
-__device__ Part<W> join_block(Part<W> part, int width) {
-  part = join_lanes(part, min(width, 32));
-  if (width > 32) {
-    __shared__ Part<W> found[32];
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) found[threadIdx.x / 32] = part;
-    __syncthreads();
-    part = join_lanes(lane < width / 32 ? found[lane] : Part<W>{0, 0, 0}, 32);
-  }
-  return part;
+__device__ Part<W> join_lanes(Part<W> part) {
+  const W count = sum_lanes(part.count, 32), mean = sum_lanes(part.count * part.mean, 32) / count;
+  const W distance = part.count > 0 ? part.mean - mean : 0;
+  return {count, mean, sum_lanes(part.m2 + part.count * distance * distance, 32)};
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// And those of a block's warps.
 template <typename W>
-__device__ Part<W> join_cluster(Part<W> part, cooperative_groups::cluster_group cluster) {
-  __shared__ Part<W> blocks[MAX_CLUSTER];
-  const int size = cluster.num_blocks(), lane = threadIdx.x % 32;
-  cluster.barrier_wait();  // all blocks of the cluster run
-  if (static_cast<int>(threadIdx.x) < size) {
-    *cluster.map_shared_rank(&blocks[cluster.block_rank()], threadIdx.x) = part;
-  }
-  cluster.sync();  // all have written to all
-  return join_lanes(lane < size ? blocks[lane] : Part<W>{0, 0, 0}, 32);
+__device__ Part<W> join_warps(Part<W> part, Part<W>* found) {
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  if (warps <= 1) return part;
+  if (lane == 0) found[threadIdx.x / 32] = part;
+  __syncthreads();
+  return join_lanes(lane < warps ? found[lane] : Part<W>{0, 0, 0});
 }
-#endif
 
-// Rungs 4 and 5: rows on 16-byte boundaries, and long enough for whole warps.
-template <typename T, typename W, bool CLUSTER>
-__global__ void __launch_bounds__(MAX_BLOCK)
-    keep_aligned_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-                     W* mean_out, W* rstd_out, int cols, W eps) {
-  constexpr int VALUES = LONG * 4 / sizeof(W), PACKS = VALUES / N<T>;
+// A block is blockDim.x threads along a row, times blockDim.y rows. With CLUSTER, the blocks of a
+// cluster share one row. ALIGNED: one row, on 16-byte boundaries. FULL: a thread has all its packs.
+template <typename T, typename W, int VALUES, bool ALIGNED = 0, bool CLUSTER = 0, bool FULL = 0>
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
+    keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+             W* mean_out, W* rstd_out, int64_t rows, int cols, W eps) {
+  constexpr int PACKS = VALUES / N<T>;
+  __shared__ Part<W> found[MAX_BLOCK / 32];
   int size = 1, rank = 0;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
   const auto cluster = cooperative_groups::this_cluster();
@@ -121,142 +155,80 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     rank = cluster.block_rank();
   }
 #endif
-  const int packs = cols / N<T>;
   const int t = rank * blockDim.x + threadIdx.x, threads = size * blockDim.x;  // in the cluster
-  const int64_t row = blockIdx.x / size, first = row * packs;
-
-  Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
-#pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const int i = p * threads + t;
-    if (i < packs) pack[p] = reinterpret_cast<const Pack<T>*>(x)[first + i];
-  }
-  if (residual != nullptr) {
-#pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
-      const int i = p * threads + t;
-      if (i < packs) {
-        const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual)[first + i];
-#pragma unroll
-        for (int k = 0; k < N<T>; ++k) {
-          pack[p].at[k] = add(pack[p].at[k], more.at[k]);
-        }
-        reinterpret_cast<Pack<T>*>(sum)[first + i] = pack[p];
-      }
-    }
-  }
-  W value[VALUES];
-  Part<W> part = {0, 0, 0};
-#pragma unroll
-  for (int k = 0; k < VALUES; ++k) {
-    const bool inside = k / N<T> * threads + t < packs;
-    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : 0;
-    part.count += inside;
-    part.mean += value[k];
-  }
-  if (part.count > 0) part.mean /= part.count;
-#pragma unroll
-  for (int k = 0; k < VALUES; ++k) {
-    const bool inside = k / N<T> * threads + t < packs;
-    if (inside) part.m2 += (value[k] - part.mean) * (value[k] - part.mean);
-  }
-  part = join_block(part, blockDim.x);
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if constexpr (CLUSTER) part = join_cluster(part, cluster);
-#endif
-  const W rstd = 1 / sqrt(part.m2 / cols + eps);
-
-#pragma unroll
-  for (int p = 0; p < PACKS; ++p) {
-    const int i = p * threads + t;
-    if (i < packs) {
-      const Pack<T> w = reinterpret_cast<const Pack<T>*>(weight)[i];
-      const Pack<T> b = reinterpret_cast<const Pack<T>*>(bias)[i];
-#pragma unroll
-      for (int k = 0; k < N<T>; ++k) {
-        const W normal = (value[p * N<T> + k] - part.mean) * rstd;
-        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
-      }
-      reinterpret_cast<Pack<T>*>(out)[first + i] = pack[p];
-    }
-  }
-  if (t == 0) {  // the gradient needs both
-    mean_out[row] = part.mean;
-    rstd_out[row] = rstd;
-  }
-}
-
-// All other rows: a block is blockDim.x threads along a row, times blockDim.y rows.
-template <typename T, typename W, int REGISTERS>
-__global__ void __launch_bounds__(MAX_BLOCK, 2)
-    keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-             W* mean_out, W* rstd_out, int64_t rows, int64_t cols, W eps) {
-  constexpr int VALUES = REGISTERS * 4 / sizeof(W), PACKS = VALUES / N<T>;
-  const int t = threadIdx.x, threads = blockDim.x;
-  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, first = row * cols;
-  const int length = row < rows ? static_cast<int>(cols) : 0;  // past the end: join, do no more
+  const int64_t row = ALIGNED ? blockIdx.x / size : int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const int64_t first = row * cols;
+  const int length = ALIGNED || row < rows ? cols : 0;  // past the end: join, do no more
   // The row is: head · packs on 16-byte boundaries of x · tail. A thread keeps one of the singles.
   const int before = (16 - reinterpret_cast<uintptr_t>(x + first) % 16) % 16 / sizeof(T);
-  const int head = min(length, before), packs = (length - head) / N<T>;
-  const int singles = length - packs * N<T>, single = t < head ? t : packs * N<T> + t;
+  const int head = ALIGNED ? 0 : min(length, before), packs = (length - head) / N<T>;
+  const int singles = ALIGNED ? 0 : length - packs * N<T>;
+  const int single = t < head ? t : packs * N<T> + t;
   const int64_t body = first + head;
 
-  Pack<T> pack[PACKS];
-#pragma unroll
+  Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
   for (int p = 0; p < PACKS; ++p) {
     const int i = p * threads + t;
-    if (i < packs) pack[p] = load(x + body + i * N<T>, true);
+    if (FULL || i < packs) pack[p] = load_once(x + body + i * N<T>);
   }
   T rest = t < singles ? x[first + single] : static_cast<T>(0.f);
   if (residual != nullptr) {
-#pragma unroll
+    const bool alike = ALIGNED || (on16(residual + body) && on16(sum + body));
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
-      if (i < packs) {
-        const Pack<T> more = load(residual + body + i * N<T>, on16(residual + body));
-#pragma unroll
-        for (int k = 0; k < N<T>; ++k) pack[p].at[k] = add(pack[p].at[k], more.at[k]);
-        store(sum + body + i * N<T>, pack[p], on16(sum + body));
+      if (FULL || i < packs) {
+        W a[N<T>], b[N<T>];
+        widen(pack[p], a);
+        widen(load(residual + body + i * N<T>, alike), b);
+        for (int k = 0; k < N<T>; ++k) pack[p].at[k] = static_cast<T>(a[k] + b[k]);
+        store(sum + body + i * N<T>, pack[p], alike);
       }
     }
     if (t < singles) sum[first + single] = rest = add(rest, residual[first + single]);
   }
 
-  W value[VALUES];
-  Part<W> part = {static_cast<W>(t < singles), static_cast<W>(rest), 0};
-#pragma unroll
-  for (int k = 0; k < VALUES; ++k) {
-    const bool inside = k / N<T> * threads + t < packs;
-    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : 0;
-    part.count += inside;
-    part.mean += value[k];
+  W count = FULL ? 32 * VALUES : cols;  // of the lanes that share a row in this warp
+  if (!FULL && threads > 32) {
+    int mine = t < singles;
+    for (int p = 0; p < PACKS; ++p) mine += p * threads + t < packs ? N<T> : 0;
+    count = sum_lanes(static_cast<W>(mine), 32);
   }
-  if (part.count > 0) part.mean /= part.count;
-#pragma unroll
-  for (int k = 0; k < VALUES; ++k) {
-    const W distance = value[k] - part.mean;
-    if (k / N<T> * threads + t < packs) part.m2 += distance * distance;
+  W total = static_cast<W>(rest);
+  for (int p = 0; p < PACKS; ++p) {
+    if (FULL || p * threads + t < packs) add_up(pack[p], total);
   }
-  if (t < singles) {
-    const W distance = static_cast<W>(rest) - part.mean;
-    part.m2 += distance * distance;
+  // Distances from the mean of the warp: no barrier before them, and no cancellation.
+  const int width = ALIGNED ? 32 : min(threads, 32);
+  Part<W> part = {count, count > 0 ? sum_lanes(total, width) / count : 0, 0};
+  for (int p = 0; p < PACKS; ++p) {
+    if (FULL || p * threads + t < packs) add_up_squares(pack[p], part.mean, part.m2);
   }
-  part = join_block(part, blockDim.x);
-  const W mean = part.mean, rstd = 1 / sqrt(part.m2 / cols + eps);
+  const W distance = static_cast<W>(rest) - part.mean;
+  if (t < singles) part.m2 += distance * distance;
+  part.m2 = sum_lanes(part.m2, width);
+  part = join_warps(part, found);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER) {
+    __shared__ Part<W> blocks[MAX_CLUSTER];
+    const int lane = threadIdx.x % 32;
+    cluster.barrier_wait();  // all blocks of the cluster run
+    if (static_cast<int>(threadIdx.x) < size) {
+      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = part;
+    }
+    cluster.sync();  // all have written to all
+    part = join_lanes(lane < size ? blocks[lane] : Part<W>{0, 0, 0});
+  }
+#endif
+  const W mean = part.mean, rstd = rsqrt(part.m2 / cols + eps);
 
-  const bool alike = on16(weight + head) && on16(bias + head);
-#pragma unroll
+  const bool alike = ALIGNED || (on16(weight + head) && on16(bias + head));
   for (int p = 0; p < PACKS; ++p) {
     const int i = p * threads + t;
-    if (i < packs) {
+    if (FULL || i < packs) {
       const Pack<T> w = load(weight + head + i * N<T>, alike);
       const Pack<T> b = load(bias + head + i * N<T>, alike);
-#pragma unroll
-      for (int k = 0; k < N<T>; ++k) {
-        const W normal = (value[p * N<T> + k] - mean) * rstd;
-        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
-      }
-      store(out + body + i * N<T>, pack[p], on16(out + body));
+      store(out + body + i * N<T>, normalize(pack[p], mean, rstd, w, b),
+            ALIGNED || on16(out + body));
     }
   }
   if (t < singles) {
@@ -264,9 +236,50 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
     out[first + single] =
         static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
   }
-  if (t == 0 && row < rows) {  // the gradient needs both
+  if (t == 0 && length > 0) {  // the gradient needs both
     mean_out[row] = mean;
     rstd_out[row] = rstd;
+  }
+}
+
+// Rows of at most 32 packs on 16-byte boundaries, without a residual: a lane has a pack of each of
+// several rows, so that enough loads are under way, and weight and bias are read once for all.
+template <typename T, typename W>
+__global__ void __launch_bounds__(256)
+    keep_short_rows(const T* x, const T* weight, const T* bias, T* out, W* mean_out, W* rstd_out,
+                    int64_t rows, int cols, W eps) {
+  const int i = threadIdx.x * N<T>;
+  const int64_t row = int64_t{blockIdx.x} * ROWS * blockDim.y + threadIdx.y;
+  Pack<T> pack[ROWS], w, b;
+  W mean[ROWS] = {}, rstd[ROWS] = {};
+  for (int j = 0; j < ROWS; ++j) {
+    const int64_t r = row + j * blockDim.y;
+    if (i < cols && r < rows) pack[j] = load_once(x + r * cols + i);
+  }
+  if (i < cols) {
+    w = load(weight + i, true);
+    b = load(bias + i, true);
+    for (int j = 0; j < ROWS; ++j) add_up(pack[j], mean[j]);
+  }
+  for (int d = blockDim.x / 2; d > 0; d /= 2) {
+    for (int j = 0; j < ROWS; ++j) mean[j] += __shfl_xor_sync(~0u, mean[j], d);
+  }
+  for (int j = 0; j < ROWS; ++j) {
+    mean[j] /= cols;
+    if (i < cols) add_up_squares(pack[j], mean[j], rstd[j]);
+  }
+  for (int d = blockDim.x / 2; d > 0; d /= 2) {
+    for (int j = 0; j < ROWS; ++j) rstd[j] += __shfl_xor_sync(~0u, rstd[j], d);
+  }
+  for (int j = 0; j < ROWS; ++j) {
+    const int64_t r = row + j * blockDim.y;
+    if (i >= cols || r >= rows) continue;
+    rstd[j] = rsqrt(rstd[j] / cols + eps);
+    store(out + r * cols + i, normalize(pack[j], mean[j], rstd[j], w, b), true);
+    if (i == 0) {  // the gradient needs both
+      mean_out[r] = mean[j];
+      rstd_out[r] = rstd[j];
+    }
   }
 }
 
@@ -286,8 +299,9 @@ __global__ void __launch_bounds__(1024)
     part.mean += distance / part.count;
     part.m2 += distance * (static_cast<W>(value) - part.mean);
   }
-  part = join_block(part, blockDim.x);
-  const W rstd = 1 / sqrt(part.m2 / cols + eps);
+  __shared__ Part<W> found[32];
+  part = join_warps(join_lanes(part), found);
+  const W rstd = rsqrt(part.m2 / cols + eps);
   if (residual != nullptr) x = sum;  // each thread reads what it wrote itself
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
@@ -312,33 +326,25 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
        {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
-  const bool aligned = bits % 16 == 0 && cols >= 32 * VALUES;
-  if (cols <= 32 * VALUES && !aligned) {  // a few lanes a row: 256 threads, several rows a block
-    int lanes = odd ? 2 * N<T> : 1;       // enough for the singles of head and tail
-    while (lanes < 32 && lanes * SHORT_VALUES < cols) lanes *= 2;
+  const bool aligned = bits % 16 == 0;
+  if (cols < 32 * VALUES || (cols == 32 * VALUES && !aligned)) {  // a few lanes a row
+    const bool many = aligned && residual == nullptr && cols <= 32 * N<T>;
+    int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail
+    while (lanes < 32 && lanes * (many ? N<T> : SHORT_VALUES) < cols) lanes *= 2;
     const dim3 block(lanes, 256 / lanes);
-    const int64_t grid = (rows + block.y - 1) / block.y;
-    if (grid > INT32_MAX) return cudaErrorInvalidValue;
-    const bool is_short = cols <= 32 * SHORT_VALUES;
-    const auto kernel = is_short ? keep_row<T, W, SHORT> : keep_row<T, W, LONG>;
-    kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(x, residual, weight, bias, sum, out,
-                                                              mean, rstd, rows, cols, eps);
-    return cudaGetLastError();
-  }
-  int size = 1;  // blocks a row
-  while (cols > int64_t{size} * MAX_BLOCK * VALUES) size *= 2;
-  const int64_t per_warp = int64_t{size} * 32 * VALUES;
-  const auto block = static_cast<unsigned>(32 * ((cols + per_warp - 1) / per_warp));
-  if (rows * std::min(size, MAX_CLUSTER) > INT32_MAX) return cudaErrorInvalidValue;
-  const auto grid = static_cast<unsigned>(rows);
-  if (size == 1 && aligned) {
-    keep_aligned_row<T, W, false><<<grid, block, 0, stream>>>(
-        x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols), eps);
-    return cudaGetLastError();
-  }
-  if (size == 1) {
-    keep_row<T, W, LONG><<<grid, block, 0, stream>>>(x, residual, weight, bias, sum, out, mean,
-                                                     rstd, rows, cols, eps);
+    const int64_t per_block = block.y * (many ? ROWS : 1);
+    const int64_t blocks = (rows + per_block - 1) / per_block;
+    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+    const auto grid = static_cast<unsigned>(blocks);
+    if (many) {
+      keep_short_rows<<<grid, block, 0, stream>>>(x, weight, bias, out, mean, rstd, rows,
+                                                  static_cast<int>(cols), eps);
+    } else {
+      const bool is_short = cols <= 32 * SHORT_VALUES;
+      const auto kernel = is_short ? keep_row<T, W, SHORT_VALUES> : keep_row<T, W, VALUES>;
+      kernel<<<grid, block, 0, stream>>>(x, residual, weight, bias, sum, out, mean, rstd, rows,
+                                         static_cast<int>(cols), eps);
+    }
     return cudaGetLastError();
   }
   int device = 0, clusters = 0;
@@ -346,53 +352,49 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device);
   if (error != cudaSuccess) return error;
-  if (!aligned || size > MAX_CLUSTER || !clusters) {
-    read_twice<<<grid, 1024, 0, stream>>>(x, residual, weight, bias, sum, out, mean, rstd, cols,
-                                          eps);
+  // 16-bit values stay packed: in a cluster, where rows are long, twice as many fit.
+  constexpr int MOST = sizeof(T) == 2 ? 2 * VALUES : VALUES;
+  const bool one = cols <= MAX_BLOCK * VALUES;  // block a row is enough
+  const int64_t kept = one ? VALUES : MOST;
+  int64_t size = one ? 1 : 2;  // blocks a row
+  while (cols > size * MAX_BLOCK * kept) size *= 2;
+  if (rows * std::min<int64_t>(size, MAX_CLUSTER) > INT32_MAX) return cudaErrorInvalidValue;
+  if (!one && (!aligned || !clusters || size > MAX_CLUSTER)) {
+    read_twice<<<static_cast<unsigned>(rows), 1024, 0, stream>>>(x, residual, weight, bias, sum,
+                                                                 out, mean, rstd, cols, eps);
     return cudaGetLastError();
+  }
+  const int64_t per_warp = size * 32 * kept, block = 32 * ((cols + per_warp - 1) / per_warp);
+  const bool full = cols == size * block * kept;
+  auto kernel = keep_row<T, W, VALUES>;
+  if (aligned) kernel = full ? keep_row<T, W, VALUES, 1, 0, 1> : keep_row<T, W, VALUES, 1>;
+  if (!one) {  // FULL has no branches: 64 values would be widened at once, and do not fit
+    kernel = full && MOST == VALUES ? keep_row<T, W, VALUES, 1, 1, 1> : keep_row<T, W, MOST, 1, 1>;
+  }
+  if (size > 8) {  // 8 blocks are always granted, 16 on request
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) return error;
   }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid * size;
-  config.blockDim = block;
+  config.gridDim = static_cast<unsigned>(rows * size);
+  config.blockDim = static_cast<unsigned>(block);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
-  const auto kernel = keep_aligned_row<T, W, true>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (error != cudaSuccess) return error;  // 8 blocks are always granted, 16 on request
-  return cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd,
+  config.numAttrs = size > 1;
+  return cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd, rows,
                             static_cast<int>(cols), eps);
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
-                                             const float* weight, const float* bias, float* sum,
-                                             float* out, float* mean, float* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
-                                             const double* weight, const double* bias, double* sum,
-                                             double* out, double* mean, double* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
-                                             const __half* weight, const __half* bias, __half* sum,
-                                             __half* out, float* mean, float* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
-                                              const __nv_bfloat16* weight,
-                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
-                                              __nv_bfloat16* out, float* mean, float* rstd,
-                                              int64_t rows, int64_t cols, double eps,
-                                              cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
+#define LAUNCHER(SUFFIX, T, W)                                                                \
+  extern "C" cudaError_t layer_norm_launch_##SUFFIX(                                          \
+      const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out, W* mean, \
+      W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {                 \
+    return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);  \
+  }
+LAUNCHER(f32, float, float)
+LAUNCHER(f64, double, double)
+LAUNCHER(f16, __half, float)
+LAUNCHER(bf16, __nv_bfloat16, float)

@@ -1,15 +1,11 @@
 // 4_dispatch.cu: the right shape of block for every row length, and every alignment
 // Before : rung 3 refuses odd and long rows, and gives a row of 64 values a whole block
 // Idea   : the same persistent grid, whose rows are spread over a few lanes, a warp, a block or a
-//          cluster of blocks that add up through distributed shared memory
+//          cluster of blocks that add up through distributed shared memory: as many clusters as
+//          the chip takes at once. 16-bit types load the next row while they work on this one
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 131072 values (float64: 65536) are read 3 times
 // Legal  : everything
 // Result : not measured yet
-// Seen   : 0.96 of copy bandwidth, 2.3x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.63, 1.5x eager (32768x4096 bfloat16); 0.81, 8.9x eager (65536x128 float32);
-//          0.59, 11.4x eager (65536x128 bfloat16); 0.46, 1.1x eager (2048x65536 float32);
-//          0.24, 0.7x eager (2048x65536 bfloat16); 0.47, 1.4x eager (32768x4099 float32);
-//          0.29, 0.8x eager (32768x4099 bfloat16)
 // Try    : VALUES 64 → 32 and THREADS_PER_SM 512 → 1024: which row lengths gain, which lose?
 
 #include <cooperative_groups.h>
@@ -19,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
@@ -38,31 +35,48 @@ struct alignas(N * sizeof(T)) Pack {  // one load, one store
   T at[N];
 };
 
+// The 16 bits of a bfloat16 are the high half of a float: one shift or mask a value, where the cast
+// takes two instructions.
+template <typename W, typename T, int N>
+__device__ void widen(Pack<T, N> pack, W (&value)[N]) {
+  if constexpr (N == 8 && std::is_same_v<T, __nv_bfloat16>) {
+    unsigned bits[4];
+    memcpy(bits, &pack, 16);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      value[k] = __uint_as_float(k % 2 == 0 ? bits[k / 2] << 16 : bits[k / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) value[k] = static_cast<W>(pack.at[k]);
+  }
+}
+
 template <typename W>
 struct Sums {  // over a row
   W g, gn;
 };
 
-// The sums over `width` neighbouring threads of the block: up to 32 a power of two, else whole
-// warps. `found` is not the one of the call before: no thread can write into sums that another one
-// still reads, and one barrier is enough.
+// Over `width` neighbouring lanes, a power of two.
 template <typename W>
-__device__ Sums<W> sum_block(Sums<W> sums, int width, Sums<W>* found) {
-  for (int d = min(width, 32) / 2; d > 0; d /= 2) {
+__device__ Sums<W> sum_lanes(Sums<W> sums, int width) {
+  for (int d = width / 2; d > 0; d /= 2) {
     sums.g += __shfl_xor_sync(~0u, sums.g, d);
     sums.gn += __shfl_xor_sync(~0u, sums.gn, d);
   }
-  if (width > 32) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) found[threadIdx.x / 32] = sums;
-    __syncthreads();
-    sums = lane < width / 32 ? found[lane] : Sums<W>{0, 0};
-    for (int d = 16; d > 0; d /= 2) {
-      sums.g += __shfl_xor_sync(~0u, sums.g, d);
-      sums.gn += __shfl_xor_sync(~0u, sums.gn, d);
-    }
-  }
   return sums;
+}
+
+// Over `width` neighbouring threads: up to 32 a power of two, else whole warps. `found` is not the
+// one of the call before, so that nobody can write into sums that another one still reads.
+template <typename W>
+__device__ Sums<W> sum_block(Sums<W> sums, int width, Sums<W>* found) {
+  sums = sum_lanes(sums, min(width, 32));
+  if (width <= 32) return sums;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) found[threadIdx.x / 32] = sums;
+  __syncthreads();
+  return sum_lanes(lane < width / 32 ? found[lane] : Sums<W>{0, 0}, 32);
 }
 
 // A block is blockDim.x threads along a row, times blockDim.y rows. With CLUSTER, the blocks of a
@@ -94,30 +108,49 @@ __global__ void __launch_bounds__(MAX_BLOCK, THREADS_PER_SM / MAX_BLOCK)
 
   int turn = 0;
   const int64_t step = int64_t{gridDim.x / size} * blockDim.y;
-  for (int64_t base = int64_t{blockIdx.x / size} * blockDim.y; base < rows; base += step) {
-    const int64_t row = base + threadIdx.y, first = row * packs;
-    const int mine = row < rows ? packs : 0;  // past the end: join, do no more
-    const W m = mine > 0 ? mean[row] : 0, r = mine > 0 ? rstd[row] : 0;
-    P gs[PACKS], xs[PACKS];
+  constexpr bool AHEAD = sizeof(T) == 2 && N > 1;  // of wider types, the registers hold one row
+  P next_g[PACKS], next_x[PACKS];
+  W next_m = 0, next_r = 0;
+  const auto load_row = [&](int64_t row) {
+    if (row >= rows) return;
+    next_m = mean[row];
+    next_r = rstd[row];
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
-      if (i < mine) {
-        gs[p] = reinterpret_cast<const P*>(grad)[first + i];
-        xs[p] = reinterpret_cast<const P*>(x)[first + i];
+      if (i < packs) {
+        next_g[p] = reinterpret_cast<const P*>(grad)[row * packs + i];
+        next_x[p] = reinterpret_cast<const P*>(x)[row * packs + i];
       }
     }
+  };
+  if (AHEAD) load_row(int64_t{blockIdx.x / size} * blockDim.y + threadIdx.y);
+#pragma unroll 1
+  for (int64_t base = int64_t{blockIdx.x / size} * blockDim.y; base < rows; base += step) {
+    const int64_t row = base + threadIdx.y, first = row * packs;
+    const int mine = row < rows ? packs : 0;  // past the end: join, do no more
+    if (!AHEAD) load_row(row);
+    P gs[PACKS], xs[PACKS];
+    memcpy(gs, next_g, sizeof(gs));
+    memcpy(xs, next_x, sizeof(xs));
+    const W r = mine > 0 ? next_r : 0, shift = mine > 0 ? next_m : 0;
+    if (AHEAD) load_row(row + step);
     Sums<W> sums = {0, 0};
 #pragma unroll
-    for (int k = 0; k < VALUES<W>; ++k) {
-      const int p = k / N, q = k % N;
+    for (int p = 0; p < PACKS; ++p) {
       if (p * threads + t < mine) {
-        const W dy = static_cast<W>(gs[p].at[q]), g = dy * static_cast<W>(w[p].at[q]);
-        const W n = (static_cast<W>(xs[p].at[q]) - m) * r;
-        sums.g += g;
-        sums.gn += g * n;
-        dw[k] += dy * n;
-        db[k] += dy;
+        W dy[N], v[N], ws[N];
+        widen(gs[p], dy);
+        widen(xs[p], v);
+        widen(w[p], ws);
+#pragma unroll
+        for (int q = 0; q < N; ++q) {
+          const W g = dy[q] * ws[q], n = (v[q] - shift) * r;
+          sums.g += g;
+          sums.gn += g * n;
+          dw[p * N + q] += dy[q] * n;
+          db[p * N + q] += dy[q];
+        }
       }
     }
     sums = sum_block(sums, blockDim.x, found[turn]);
@@ -126,29 +159,29 @@ __global__ void __launch_bounds__(MAX_BLOCK, THREADS_PER_SM / MAX_BLOCK)
       if (static_cast<int>(threadIdx.x) < size)
         *cluster.map_shared_rank(&blocks[turn][rank], threadIdx.x) = sums;
       cluster.sync();  // all have written to all
-      sums = {0, 0};
-      for (int block = 0; block < size; ++block) {
-        sums.g += blocks[turn][block].g;
-        sums.gn += blocks[turn][block].gn;
-      }
+      const int lane = threadIdx.x % 32;
+      sums = sum_lanes(lane < size ? blocks[turn][lane] : Sums<W>{0, 0}, 32);
     }
 #endif
     turn ^= 1;
-    sums.g /= cols;
-    sums.gn /= cols;
+    const W constant = -r * sums.g / cols, slope = -r * sums.gn / cols;
+    W opaque = shift;  // to the compiler another value: it computes n again, and does not keep it
+#ifndef __SIMT_CPU__
+    if constexpr (sizeof(W) == 4) asm volatile("" : "+f"(opaque));
+#endif
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
       if (i < mine) {
-        P past;
-        if (grad_sum != nullptr) past = reinterpret_cast<const P*>(grad_sum)[first + i];
+        W dy[N], v[N], ws[N], past[N] = {};
+        widen(gs[p], dy);
+        widen(xs[p], v);
+        widen(w[p], ws);
+        if (grad_sum != nullptr) widen(reinterpret_cast<const P*>(grad_sum)[first + i], past);
 #pragma unroll
         for (int q = 0; q < N; ++q) {
-          const W g = static_cast<W>(gs[p].at[q]) * static_cast<W>(w[p].at[q]);
-          const W n = (static_cast<W>(xs[p].at[q]) - m) * r;
-          W value = r * (g - sums.g - n * sums.gn);
-          if (grad_sum != nullptr) value += static_cast<W>(past.at[q]);
-          gs[p].at[q] = static_cast<T>(value);
+          const W n = (v[q] - opaque) * r;
+          gs[p].at[q] = static_cast<T>(dy[q] * ws[q] * r + (n * slope + constant) + past[q]);
         }
         reinterpret_cast<P*>(dx)[first + i] = gs[p];
       }
@@ -232,14 +265,13 @@ __global__ void __launch_bounds__(1024)
     sums.gn += g * (static_cast<W>(x[first + c]) - m) * r;
   }
   sums = sum_block(sums, blockDim.x, found);
-  sums.g /= cols;
-  sums.gn /= cols;
+  const W constant = -r * sums.g / cols, slope = -r * sums.gn / cols;
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
     const W g = static_cast<W>(grad[first + c]) * static_cast<W>(weight[c]);
     const W n = (static_cast<W>(x[first + c]) - m) * r;
     const W past = grad_sum != nullptr ? static_cast<W>(grad_sum[first + c]) : 0;
-    dx[first + c] = static_cast<T>(r * (g - sums.g - n * sums.gn) + past);
+    dx[first + c] = static_cast<T>(g * r + (n * slope + constant) + past);
   }
 }
 
@@ -249,12 +281,11 @@ __global__ void sum_columns(const T* grad, const T* x, const W* mean, const W* r
                             int64_t rows, int64_t cols) {
   const int64_t c = int64_t{blockIdx.x} * 32 + threadIdx.x;
   W dw = 0, db = 0;
-  if (c < cols) {
-    for (int64_t row = blockIdx.y * WARPS + threadIdx.y; row < rows; row += WARPS * gridDim.y) {
-      const W g = static_cast<W>(grad[row * cols + c]);
-      dw += g * (static_cast<W>(x[row * cols + c]) - mean[row]) * rstd[row];
-      db += g;
-    }
+  int64_t row = blockIdx.y * WARPS + threadIdx.y;
+  for (; row < rows && c < cols; row += WARPS * gridDim.y) {
+    const W g = static_cast<W>(grad[row * cols + c]);
+    dw += g * (static_cast<W>(x[row * cols + c]) - mean[row]) * rstd[row];
+    db += g;
   }
   dw = add_warps(dw);
   db = add_warps(db);
@@ -311,6 +342,7 @@ cudaError_t launch(const T* grad, const T* grad_sum, const T* x, const T* weight
   }
   const bool aligned = bits % 16 == 0;
   const Plan plan = plan_of(rows, cols, VALUES<W>);
+  int64_t parts = plan.parts;
   cudaError_t error = cudaSuccess;
   if (plan.size == 0) {
     if (rows > INT32_MAX) return cudaErrorInvalidValue;
@@ -324,63 +356,43 @@ cudaError_t launch(const T* grad, const T* grad_sum, const T* x, const T* weight
   } else {
     auto kernel = aligned ? rows_kernel<T, W, N, false> : rows_kernel<T, W, 1, false>;
     if (plan.size > 1) kernel = aligned ? rows_kernel<T, W, N, true> : rows_kernel<T, W, 1, true>;
-    if (plan.size > 8) {  // 8 blocks are always granted, 16 on request
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      if (error != cudaSuccess) return error;
-    }
+    const auto size = static_cast<unsigned>(plan.size);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(plan.size), 1, 1};
+    attribute.val.clusterDim = {size, 1, 1};
     cudaLaunchConfig_t config = {};
-    config.gridDim = static_cast<unsigned>(plan.parts * plan.size);
+    config.gridDim = static_cast<unsigned>(parts) * size;
     config.blockDim = dim3(plan.lanes, plan.rows);
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = plan.size > 1;
+    config.numAttrs = size > 1;
+    if (size > 8) {  // 8 blocks are always granted, 16 on request
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
+    if (size > 1 && error == cudaSuccess) {  // how many fit depends on how the SMs are grouped
+      int fitting = 0;
+      error = cudaOccupancyMaxActiveClusters(&fitting, kernel, &config);
+      parts = std::min<int64_t>(parts, std::max(1, fitting));
+      config.gridDim = static_cast<unsigned>(parts) * size;
+    }
+    if (error != cudaSuccess) return error;
     error = cudaLaunchKernelEx(&config, kernel, grad, grad_sum, x, weight, mean, rstd, dx, partial,
                                rows, static_cast<int>(cols));
   }
   if (error != cudaSuccess) return error;
   finish_kernel<<<static_cast<unsigned>((cols + 31) / 32), dim3(32, WARPS), 0, stream>>>(
-      partial, dweight, dbias, plan.parts, cols);
+      partial, dweight, dbias, parts, cols);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_backward_launch_f32(const float* grad, const float* grad_sum,
-                                                      const float* x, const float* weight,
-                                                      const float* mean, const float* rstd,
-                                                      float* dx, float* dweight, float* dbias,
-                                                      float* partial, int64_t rows, int64_t cols,
-                                                      cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
-                stream);
-}
-
-extern "C" cudaError_t layer_norm_backward_launch_f64(const double* grad, const double* grad_sum,
-                                                      const double* x, const double* weight,
-                                                      const double* mean, const double* rstd,
-                                                      double* dx, double* dweight, double* dbias,
-                                                      double* partial, int64_t rows, int64_t cols,
-                                                      cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
-                stream);
-}
-
-extern "C" cudaError_t layer_norm_backward_launch_f16(const __half* grad, const __half* grad_sum,
-                                                      const __half* x, const __half* weight,
-                                                      const float* mean, const float* rstd,
-                                                      __half* dx, __half* dweight, __half* dbias,
-                                                      float* partial, int64_t rows, int64_t cols,
-                                                      cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
-                stream);
-}
-
-extern "C" cudaError_t layer_norm_backward_launch_bf16(
-    const __nv_bfloat16* grad, const __nv_bfloat16* grad_sum, const __nv_bfloat16* x,
-    const __nv_bfloat16* weight, const float* mean, const float* rstd, __nv_bfloat16* dx,
-    __nv_bfloat16* dweight, __nv_bfloat16* dbias, float* partial, int64_t rows, int64_t cols,
-    cudaStream_t stream) {
-  return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,
-                stream);
-}
+#define LAUNCHER(SUFFIX, T, W)                                                                     \
+  extern "C" cudaError_t layer_norm_backward_launch_##SUFFIX(                                      \
+      const T* grad, const T* grad_sum, const T* x, const T* weight, const W* mean, const W* rstd, \
+      T* dx, T* dweight, T* dbias, W* partial, int64_t rows, int64_t cols, cudaStream_t stream) {  \
+    return launch(grad, grad_sum, x, weight, mean, rstd, dx, dweight, dbias, partial, rows, cols,  \
+                  stream);                                                                         \
+  }
+LAUNCHER(f32, float, float)
+LAUNCHER(f64, double, double)
+LAUNCHER(f16, __half, float)
+LAUNCHER(bf16, __nv_bfloat16, float)

@@ -5,10 +5,7 @@
 //          Garland, 2016); nobody waits for a whole kernel
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows · tiles < 2^31
 // Result : not measured yet
-// Seen   : 0.67 of copy bandwidth, 1.2x rung 3, 1.08x torch.cumsum (CUB); bfloat16 0.52, 2.1x;
-//          float64 0.56, 0.84x; 65536x4096 0.96             (H200, 1x268435456 float32, CUDA 13.0)
-//          Looking at 4 or 8 predecessors a lane was slower: 0.64 and 0.43
-// Try    : MOST_PACKS 8 → 16, float64; predict first
+// Try    : MOST_PACKS 16 → 8, twice as many tiles to look back at; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,7 +17,7 @@
 #define BLOCK 128
 #endif
 #ifndef MOST_PACKS
-#define MOST_PACKS 8
+#define MOST_PACKS 16
 #endif
 
 template <typename T>
@@ -155,7 +152,8 @@ __device__ int64_t misalignment(const T* row) {
 }
 
 // How far a tile is. A float and its flag share one word of 8 bytes, so that they become visible
-// together; a double has its flag beside it, written after it and read before it.
+// together. A double takes two such words, half of it in each: they belong together if their flags
+// agree. So nobody needs a fence, or a second trip to memory for the value.
 enum Flag : unsigned { NOTHING = 0, SUM = 1, PREFIX = 2 };  // of the tile; of all tiles up to it
 
 template <typename A>
@@ -174,19 +172,19 @@ struct Progress<float> {
   }
 };
 template <>
-struct Progress<double> {
-  double sum, prefix;
-  unsigned flag;
-  __device__ void publish(Flag what, double value) {
-    *static_cast<volatile double*>(what == SUM ? &sum : &prefix) = value;
-    __threadfence();
-    *static_cast<volatile unsigned*>(&flag) = what;
+struct alignas(16) Progress<double> {
+  unsigned long long words[2];
+  __device__ void publish(Flag flag, double value) {
+    const auto bits = static_cast<unsigned long long>(__double_as_longlong(value));
+    static_cast<volatile unsigned long long*>(words)[0] = (bits << 32) | flag;
+    static_cast<volatile unsigned long long*>(words)[1] = (bits & ~0xffffffffull) | flag;
   }
   __device__ unsigned read(double& value) const {
-    const unsigned seen = *static_cast<const volatile unsigned*>(&flag);
-    __threadfence();
-    value = *static_cast<const volatile double*>(seen == SUM ? &sum : &prefix);
-    return seen;
+    const auto* seen = static_cast<const volatile unsigned long long*>(words);
+    const unsigned long long low = seen[0], high = seen[1];
+    value = __longlong_as_double(static_cast<long long>((high & ~0xffffffffull) | (low >> 32)));
+    const unsigned flag = static_cast<unsigned>(low);
+    return flag == static_cast<unsigned>(high) ? flag : NOTHING;
   }
 };
 

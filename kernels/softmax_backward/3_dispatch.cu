@@ -4,11 +4,7 @@
 //          through distributed shared memory; values outside the 16-byte packs go one by one
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
-// Result : 1.02 of copy, 1.29x rung 1, 2.01x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 1.01 of copy bandwidth, 2.0x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.77, 1.5x eager (32768x4096 bfloat16); 0.83, 2.0x eager (2048x65536 float32);
-//          0.48, 1.1x eager (2048x65536 bfloat16); 1.01, 2.5x eager (32768x4099 float32);
-//          0.73, 2.2x eager (32768x4099 bfloat16)
+// Result : not measured yet
 // Try    : MAX_CLUSTER 16 → 1: what do long rows cost when they are read twice?
 
 #include <cooperative_groups.h>
@@ -18,10 +14,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 1024;  // for rows of 16 blocks; the others are cut for 512
 constexpr int MAX_CLUSTER = 16;
+constexpr int MAX_ALIGNED = 512;  // threads a block, for rows on 16-byte boundaries
+template <typename T>
+constexpr int KEPT = 64 / sizeof(T);  // values of each tensor that a thread keeps of those
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -37,6 +37,44 @@ template <typename T>
 struct alignas(16) Pack {
   T at[N<T>];
 };
+
+// The four 16-bit pairs of a pack become floats with one shift or mask each, and pairs are rounded
+// together: half the instructions of one value at a time.
+template <typename T, typename W>
+__device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // the high half of a float
+    unsigned bits[4];
+    memcpy(bits, &pack, 16);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      value[2 * k] = __uint_as_float(bits[k] << 16);
+      value[2 * k + 1] = __uint_as_float(bits[k] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < N<T>; ++k) value[k] = static_cast<W>(pack.at[k]);
+  }
+}
+
+template <typename T, typename W>
+__device__ Pack<T> narrow(const W (&value)[N<T>]) {
+  Pack<T> pack;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    __nv_bfloat162 pair[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pair[k] = __floats2bfloat162_rn(value[2 * k], value[2 * k + 1]);
+    memcpy(&pack, pair, 16);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    __half2 pair[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pair[k] = __floats2half2_rn(value[2 * k], value[2 * k + 1]);
+    memcpy(&pack, pair, 16);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N<T>; ++k) pack.at[k] = static_cast<T>(value[k]);
+  }
+  return pack;
+}
 
 // The sum over `width` neighbouring threads: up to 32 a power of two, else whole warps.
 template <typename W>
@@ -142,6 +180,70 @@ __global__ void __launch_bounds__(MAX_BLOCK)
   }
 }
 
+// Rung 2, and the same in a cluster: rows on 16-byte boundaries, long enough for whole warps. FULL:
+// every thread has all of its packs.
+template <typename T, bool CLUSTER, bool FULL>
+__global__ void __launch_bounds__(MAX_ALIGNED, 2)
+    keep_aligned_row(const T* grad, const T* out, T* dx, int packs) {
+  using W = Wide<T>;
+  constexpr int PACKS = KEPT<T> / N<T>;
+  int size = 1, rank = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  if constexpr (CLUSTER) {
+    cluster.barrier_arrive();  // "I run": before that, nobody may write into my shared memory
+    size = cluster.num_blocks();
+    rank = cluster.block_rank();
+  }
+#endif
+  const int t = rank * blockDim.x + threadIdx.x, threads = size * blockDim.x;
+  const int64_t first = int64_t{blockIdx.x / size} * packs;
+  Pack<T> g[PACKS], y[PACKS];
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (FULL || i < packs) {
+      g[p] = reinterpret_cast<const Pack<T>*>(grad)[first + i];
+      y[p] = reinterpret_cast<const Pack<T>*>(out)[first + i];
+    }
+  }
+  W dot = 0;
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    if (FULL || p * threads + t < packs) {
+      W a[N<T>], b[N<T>];
+      widen(g[p], a);
+      widen(y[p], b);
+#pragma unroll
+      for (int k = 0; k < N<T>; ++k) dot += a[k] * b[k];
+    }
+  }
+  dot = sum_block(dot, blockDim.x);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER) {
+    __shared__ W blocks[MAX_CLUSTER];
+    cluster.barrier_wait();  // all blocks of the cluster run
+    if (static_cast<int>(threadIdx.x) < size)
+      *cluster.map_shared_rank(&blocks[rank], threadIdx.x) = dot;
+    cluster.sync();  // all have written to all
+    dot = 0;
+    for (int block = 0; block < size; ++block) dot += blocks[block];
+  }
+#endif
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (FULL || i < packs) {
+      W a[N<T>], b[N<T>];
+      widen(g[p], a);
+      widen(y[p], b);
+#pragma unroll
+      for (int k = 0; k < N<T>; ++k) a[k] = b[k] * (a[k] - dot);
+      reinterpret_cast<Pack<T>*>(dx)[first + i] = narrow<T, W>(a);
+    }
+  }
+}
+
 // For rows that no cluster can keep: rung 1.
 template <typename T>
 __global__ void __launch_bounds__(MAX_BLOCK)
@@ -165,6 +267,39 @@ template <typename T>
 cudaError_t launch(const T* grad, const T* out, T* dx, int64_t rows, int64_t cols,
                    cudaStream_t stream) {
   const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(grad) % 16 != 0;
+  int device = 0, clusters = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device);
+  if (error != cudaSuccess) return error;
+  const bool aligned = !odd && reinterpret_cast<uintptr_t>(out) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(dx) % 16 == 0;
+  if (aligned && cols >= 32 * KEPT<T> &&
+      cols <= int64_t{clusters ? MAX_CLUSTER : 1} * MAX_ALIGNED * KEPT<T> &&
+      rows * MAX_CLUSTER <= INT32_MAX) {
+    int size = 1;
+    while (cols > int64_t{size} * MAX_ALIGNED * KEPT<T>) size *= 2;
+    const int64_t per_warp = int64_t{size} * 32 * KEPT<T>;
+    const auto block = static_cast<unsigned>(32 * ((cols + per_warp - 1) / per_warp));
+    const bool full = cols == int64_t{size} * block * KEPT<T>;
+    auto kernel = full ? keep_aligned_row<T, false, true> : keep_aligned_row<T, false, false>;
+    if (size > 1)
+      kernel = full ? keep_aligned_row<T, true, true> : keep_aligned_row<T, true, false>;
+    if (size > 8) {
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (error != cudaSuccess) return error;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = static_cast<unsigned>(rows * size);
+    config.blockDim = block;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = size > 1;
+    return cudaLaunchKernelEx(&config, kernel, grad, out, dx, static_cast<int>(cols / N<T>));
+  }
   if (cols <= 32 * LONG<T> * N<T>) {  // a few lanes a row: 256 threads, several rows a block
     int lanes = odd ? 2 * N<T> : 1;   // enough for the singles of head and tail
     while (lanes < 32 && lanes * SHORT * N<T> < cols) lanes *= 2;
@@ -176,11 +311,6 @@ cudaError_t launch(const T* grad, const T* out, T* dx, int64_t rows, int64_t col
     kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(grad, out, dx, rows, cols);
     return cudaGetLastError();
   }
-  int device = 0, clusters = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device);
-  if (error != cudaSuccess) return error;
   const int most = clusters ? MAX_CLUSTER : 1;
   int size = 1;  // blocks a row
   while (size < most && cols > int64_t{size} * 512 * LONG<T> * N<T>) size *= 2;

@@ -103,6 +103,14 @@ def test_a_mean_far_from_zero(device, rung):
     assert (out.double() - reference(x, ones, zeros)).abs().max() < 2e-3
 
 
+@pytest.mark.parametrize("cols", [256, 1023, 4096, 40_000])
+def test_a_mean_far_from_zero_in_every_shape_of_block(device, cols):
+    x = torch.randn(3, cols, device=device) + 3000
+    ones, zeros = torch.ones(cols, device=device), torch.zeros(cols, device=device)
+    out = layer_norm(x, ones, zeros)
+    assert (out.double() - reference(x, ones, zeros)).abs().max() < 2e-3
+
+
 @pytest.mark.parametrize("used", ["out", "sum", "both"])
 def test_gradients_through_the_residual(device, used):
     """The sum goes on past the norm in a transformer block: two gradients meet in x."""
