@@ -3,8 +3,6 @@
 // Idea   : a thread reads and writes packs of 16 bytes: 4 float32 or 8 float16 elements of one row
 // Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; bound by memory        Legal: 0 < n < 2^39
 // Result : 0.62 of copy, 4.04x rung 1, 2.48x eager  (H200, bfloat16 (8192, 8192) contiguous none)
-// Seen   : 0.65 of copy bandwidth, 2.6x rung 2; backward 0.66
-//          (H200, 8192x8192 bfloat16, CUDA 13.0)
 // Try    : rows of 4097 elements: only every 8th (float32: 4th) starts at a multiple of 16 bytes
 
 #include <cuda_bf16.h>

@@ -5,8 +5,6 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols ≤ 1024, any alignment
 // Result : not measured yet
-// Seen   : 0.97 of copy bandwidth, 4.5x eager (H200, CUDA 13.0, 65536x128 float32);
-//          0.65, 3.9x eager (65536x128 bfloat16)
 // Try    : BLOCK 256 → 32; predict first
 
 #include <cuda_bf16.h>

@@ -5,8 +5,6 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 16384 (float64: 8192), pointers on 16 bytes
 // Result : 0.96 of copy, 1.12x rung 1, 1.33x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 0.97 of copy bandwidth, 1.3x eager (H200, 32768x4096 float32, CUDA 13.0); bfloat16 0.79,
-//          1.2x, where joining triples may cost as much as moving the values
 // Try    : keep x in shared memory in place of registers; predict first
 
 #include <cuda_bf16.h>

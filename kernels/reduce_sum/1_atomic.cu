@@ -3,7 +3,6 @@
 // Idea   : as many threads as elements; an atomic addition lets no two of them collide
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
 // Result : 0.00 of read, 0.00x eager  (H200, float32 (268435456,) contiguous dim=None, CUDA 13.0)
-// Seen   : 0.0005 of copy bandwidth: 1.8 ns an addition  (H200, 2^22 float32, CUDA 13.0)
 // Try    : run it twice on the same float32 input: are the totals the same to the last bit?
 
 #include <cuda_bf16.h>

@@ -5,7 +5,6 @@
 //          for 64 bytes before it adds the first
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
 // Result : 1.03 of read, 1935.60x rung 1, 1.03x eager  (H200, float32 (268435456,) contiguous dim=None)
-// Seen   : 1.03 of copy bandwidth, 7.9x rung 4; bfloat16 1.00  (H200, 2^28 float32, CUDA 13.0)
 // Try    : IN_FLIGHT 4 → 1, then 8; predict first
 
 #include <cuda_bf16.h>

@@ -5,7 +5,6 @@
 //          order always: the same bits each time
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, any n
 // Result : 1.02 of read, 1930.85x rung 1, 1.02x eager  (H200, float32 (268435456,) contiguous dim=None)
-// Seen   : 1.03 of copy bandwidth, 1.05x torch.sum; bfloat16 1.01  (H200, 2^28 float32, CUDA 13.0)
 // Try    : remove the __threadfence. Does a test notice? Why is it needed all the same?
 
 #include <cuda_bf16.h>

@@ -4,8 +4,6 @@
 //          threads side by side walk down n. Few results: share out n, and finish as in rung 6
 // Cost   : outer·n·inner·sizeof(T) bytes read, so bound by memory        Legal: any
 // Result : 1.02 of read, 1919.07x rung 1, 1.02x eager  (H200, float32 (268435456,) contiguous dim=None)
-// Seen   : 1.02 of copy bandwidth, 1.04x torch.sum; bfloat16 1.00; rows of 4096 0.97,
-//          columns of 32768 0.95; rows of 4097 bfloat16 0.55   (H200, 2^28 float32, CUDA 13.0)
 // Try    : sum (2^20, 3) along either dimension; what would make the slower one faster?
 
 #include <cuda_bf16.h>

@@ -5,8 +5,6 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
 // Result : not measured yet
-// Seen   : 0.98 of copy bandwidth, 1.4x eager (H200, 32768x4096 float32, CUDA 13.0); bfloat16 0.95,
-//          1.1x; 65536x128 0.95, 2.4x (bfloat16 0.61, 2.1x); 4096x65536 bfloat16 0.64, 1.1x
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cooperative_groups.h>

@@ -5,8 +5,6 @@
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 65536 values (float64: 32768) are read 3 times
 // Legal  : everything
 // Result : 0.97 of copy, 2.24x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 0.97 of copy bandwidth, 2.3x eager (H200, 32768x4096 float32, CUDA 13.0);
-//          0.70, 1.7x eager (32768x4096 bfloat16)
 // Try    : THREADS_PER_SM 1024 → 512; predict first
 
 #include <cooperative_groups.h>

@@ -4,7 +4,6 @@
 //          the sum of all tiles before it
 // Cost   : moves 3·n·sizeof(T) bytes, as kernels 1 and 3 both read x; 2·n are needed   Legal: any
 // Result : 0.54 of copy, 74.94x rung 2, 0.89x eager  (H200, float32 (268435456,), CUDA 13.0)
-// Seen   : 0.55 of copy bandwidth, 0.9x torch.cumsum    (H200, 1x268435456 float32, CUDA 13.0)
 // Try    : 100 rows of 2^20; what would rung 2 need there?
 
 #include <cuda_bf16.h>

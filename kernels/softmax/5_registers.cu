@@ -5,8 +5,6 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 32768 (float64: 16384), pointers on 16 bytes
 // Result : 0.98 of copy, 12.95x rung 1, 1.62x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 0.99 of copy bandwidth, 1.6x eager (H200, 32768x4096 float32, CUDA 13.0); bfloat16 0.97,
-//          3.2x; 8192x16384 0.98 (0.95), 65536x1024 1.00 (0.97)
 // Try    : VALUES 32 → 8: more threads a row, fewer loads in flight each; predict first
 
 #include <cuda_bf16.h>

@@ -6,8 +6,7 @@
 // Legal  : sm_90 and newer, cols·sizeof(T) a multiple of 16, cols ≤ 262144 (float64: 131072),
 //          pointers on 16 bytes
 // Result : 0.88 of copy, 11.73x rung 1, 1.47x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Seen   : 4096x65536 0.86 of copy bandwidth, 1.8x eager (bfloat16 0.61, 1.2x), 1024x262144 0.77,
-//          1.6x (0.54, 1.2x); a cluster does not pay at 4096 values, 0.90 (H200, CUDA 13.0)
+// Note   : a cluster does not pay at 4096 values: there it is one block with dearer barriers
 // Try    : MAX_BLOCK 512 → 1024 (half as many blocks a cluster); predict first
 
 #include <cooperative_groups.h>

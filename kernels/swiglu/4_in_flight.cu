@@ -5,8 +5,7 @@
 //          1/x from the special-function units, still 500 times more precise than they are
 // Cost   : 3·n·sizeof(T) bytes forward, 5·n backward; bound by memory        Legal: 0 < n < 2^39
 // Result : 1.01 of copy, 4.12x rung 1, 1.72x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
-// Seen   : 1.02 of copy bandwidth, backward 1.03: no gain, rung 3 had it all; as
-//          fast as torch.compile, 1.7x eager    (H200, 16384x8192 bfloat16, CUDA 13.0)
+// Note   : no gain, rung 3 had it all
 // Try    : UNROLL 2 → 1, then 4; predict first
 
 #include <cuda_bf16.h>

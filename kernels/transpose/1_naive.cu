@@ -3,7 +3,6 @@
 // Idea   : thread (r, c) reads in[r][c] and writes out[c][r]
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
 // Result : 0.13 of copy, 0.47x eager  (H200, float32 (16384, 16384), CUDA 13.0)
-// Seen   : 0.13 of copy bandwidth, bfloat16 0.07          (H200, 16384x16384 float32, CUDA 13.0)
 // Try    : swap the roles, so that the writes are adjacent and the reads far apart; predict first
 
 #include <cuda_runtime.h>

@@ -3,8 +3,6 @@
 // Idea   : rows of 33 elements; going down a column now moves one bank to the right a row
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
 // Result : 0.37 of copy, 2.88x rung 1, 1.34x eager  (H200, float32 (16384, 16384), CUDA 13.0)
-// Seen   : 0.37 of copy bandwidth, 1.6x rung 2; bfloat16 0.20
-//          (H200, 16384x16384 float32, CUDA 13.0)
 // Try    : PADDING 1 → 2, then 4; which banks does a column touch then?
 
 #include <cuda_runtime.h>

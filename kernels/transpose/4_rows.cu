@@ -3,8 +3,6 @@
 // Idea   : 32×8 threads a tile; each loads four elements, 8 rows apart, before it needs the first
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
 // Result : 0.75 of copy, 5.82x rung 1, 2.72x eager  (H200, float32 (16384, 16384), CUDA 13.0)
-// Seen   : 0.75 of copy bandwidth, 2.0x rung 3; bfloat16 0.45
-//          (H200, 16384x16384 float32, CUDA 13.0)
 // Try    : STEP 8 → 4, then 16; predict first
 
 #include <cuda_runtime.h>

@@ -3,8 +3,7 @@
 // Idea   : pack p of row r lies at p XOR (r / N): down a column, packs now wander through the banks
 // Cost   : 2·n·sizeof(T) bytes moved   Legal: rows and cols multiples of 16 bytes, aligned to 16
 // Result : not measured yet
-// Seen   : 0.86 of copy bandwidth, bfloat16 0.88, int8 0.86  (H200, 16384x16384 float32, CUDA 13.0)
-//          No gain but for int8: the conflicts were hidden behind memory
+// Note   : no gain for float32: the conflicts were hidden behind memory
 // Try    : the same for rung 4: element c of row r at c XOR r, and no unused column
 
 #include <cuda_runtime.h>

@@ -5,8 +5,6 @@
 //          tiles have rows of 256 bytes. What fits no packs goes by elements, as in rung 4
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: any; packs where they fit
 // Result : not measured yet
-// Seen   : 0.97 of copy bandwidth, 3.5x eager; bfloat16 and float16 0.97, float64 0.98, int8 0.91
-//          (H200, 16384x16384, int8 32768x32768, float64 8192x8192, CUDA 13.0)
 // Try    : ROW_BYTES 256 → 128, then 64; predict first
 
 #include <cuda_runtime.h>
