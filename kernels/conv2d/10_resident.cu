@@ -25,8 +25,8 @@ constexpr int THREADS = WARPS * 32;
 constexpr int ALIGNMENT = 1024;  // of swizzled shared memory
 constexpr int SHARED_BYTES = (TAPS * BN + WARPS * 2 * PIXELS) * BK * 2 + ALIGNMENT;  // 193 KB
 
-// What only Hopper has stays out of other builds, and the launcher then refuses.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What only Hopper has stays out of builds for other GPUs, and the launcher then refuses.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__SIMT_CPU__)
 #define HOPPER 1
 #else
 #define HOPPER 0

@@ -25,8 +25,8 @@ constexpr int STAGES = 3;         // of the weights, one tap each: 12 KB
 constexpr int MOST_PIXELS = 128;  // of a patch
 constexpr int ALIGNMENT = 1024;   // of swizzled shared memory
 
-// What only Hopper has stays out of other builds, and the launcher then refuses.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What only Hopper has stays out of builds for other GPUs, and the launcher then refuses.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__SIMT_CPU__)
 #define HOPPER 1
 #else
 #define HOPPER 0
