@@ -154,7 +154,6 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
     rank = cluster.block_rank();
   }
 #endif
-  const int lane = threadIdx.x % 32;
   const int t = rank * blockDim.x + threadIdx.x, threads = size * blockDim.x;
   const int64_t step = gridDim.x / size;
   int64_t row = blockIdx.x / size;
@@ -197,6 +196,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if constexpr (CLUSTER) {
       if (row < step) cluster.barrier_wait();  // all blocks of the cluster run
+      const int lane = threadIdx.x % 32;
       if (static_cast<int>(threadIdx.x) < size) {
         *cluster.map_shared_rank(&blocks[turn][rank], threadIdx.x) = part;
       }
