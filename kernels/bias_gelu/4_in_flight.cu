@@ -4,7 +4,7 @@
 // Idea   : a thread stays in its columns (bias in registers, no division) and loads ROWS rows
 //          before it uses the first; 16-bit types get an erf of their own precision
 // Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; bound by memory        Legal: any
-// Result : not measured yet
+// Result : 0.93 of copy, 6.37x rung 1, 3.68x eager  (H200, bfloat16 (8192, 8192) contiguous none)
 // Try    : ROWS 4 → 1, then 8; predict first
 
 #include <cuda_bf16.h>

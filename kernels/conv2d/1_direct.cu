@@ -4,7 +4,7 @@
 //          are a second kernel that reads y and writes it again, as in a chain of PyTorch operators
 // Cost   : 2·N·K·P·Q·C·R·S / groups operations, two loads for each two of them
 //          Legal: every shape, layout and dtype
-// Result : not measured yet
+// Result : 0.00 of matmul, 0.00x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
 // Try    : let a thread walk over r and s outside, over c inside; predict first for both layouts
 
 #include <cuda_bf16.h>

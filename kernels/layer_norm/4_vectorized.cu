@@ -4,7 +4,7 @@
 //          thread's own mean and distances come from registers, and one exchange joins the block
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 16384 (float64: 8192), pointers on 16 bytes
-// Result : 0.96 of copy, 1.12x rung 1, 1.33x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.96 of copy, 1.17x rung 1, 1.32x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : keep x in shared memory in place of registers; predict first
 
 #include <cuda_bf16.h>

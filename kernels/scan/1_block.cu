@@ -3,7 +3,7 @@
 // Idea   : everybody adds the sum 1 to the left, then 2, 4, 8, …: after 8 steps each has all 256
 //          (Hillis and Steele, 1986); the total is carried over to the next 256
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows < 2^31, any n
-// Result : not measured yet
+// Result : 0.00 of copy, 0.00x eager  (H200, float32 (268435456,), CUDA 13.0)
 // Try    : remove the second __syncthreads of the loop; who reads too early?
 
 #include <cuda_bf16.h>

@@ -4,7 +4,7 @@
 //          through distributed shared memory; values outside the 16-byte packs go one by one
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
-// Result : not measured yet
+// Result : 1.02 of copy, 1.28x rung 1, 2.01x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : MAX_CLUSTER 16 → 1: what do long rows cost when they are read twice?
 
 #include <cooperative_groups.h>
