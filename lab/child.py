@@ -53,6 +53,7 @@ class _Child:
         other.close()
         self.sources = _sources()
         self.ready = False
+        self.served: set[str] = set()  # functions
 
     def usable(self) -> bool:
         return self.process.poll() is None and self.sources == _sources()
@@ -98,19 +99,24 @@ def stop() -> None:
     _child = None
 
 
-def call(function: str, arguments: Sequence, limit: float):
+def call(function: str, arguments: Sequence, limit: float, unlike: str = ""):
     """``function(*arguments, progress=…)`` in the child; its result.
 
     Args:
         function: ``"module:name"``. It calls ``progress(step)`` as it goes.
         arguments: what ``pickle`` can carry.
         limit: seconds that one step may take, beside what is compiled in it.
+        unlike: a function that this process must not have run before.
 
     Raises:
         Died: the process did not survive, or a step took too long.
         Failed: the function raised.
     """
     child, step, failure = start(), "", ""
+    if unlike in child.served:
+        stop()
+        child = start()
+    child.served.add(function)
     try:
         if not child.ready:
             child.ready = child.pipe.poll(START_LIMIT) and child.pipe.recv()

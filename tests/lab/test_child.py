@@ -37,6 +37,13 @@ def test_a_healthy_child_serves_again_and_quickly():
     assert first != os.getpid()
 
 
+def test_what_must_not_have_run_before_gets_a_new_child():
+    _, first = call("answer", 1)
+    other = child.call(f"{SUSPECTS}:answer", (1,), 30, unlike=f"{SUSPECTS}:raises")[1]
+    fresh = child.call(f"{SUSPECTS}:answer", (1,), 30, unlike=f"{SUSPECTS}:answer")[1]
+    assert first == other != fresh == call("answer", 1)[1]
+
+
 def test_an_exception_comes_back_as_its_text():
     with pytest.raises(child.Failed, match="ValueError: not that"):
         call("raises")
