@@ -211,7 +211,7 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     tools = {"sources": [], "include_paths": [], "cflags": [], "ldflags": [], "identity": "",
              "own_flags": []}  # fmt: skip
     if backend == "cuda":
-        home, arch = cuda_home(), _arch_list()
+        home, arch = cuda_home(), arch_list()
         tools["kernel_compiler"] = [f"{home}/bin/nvcc", "-ccbin", cxx]
     elif backend != "simt":
         raise ValueError(f"backend must be 'cuda', 'simt' or None, got {backend!r}")
@@ -314,7 +314,7 @@ def _ninja() -> str:
     raise ToolchainError(f"there is no ninja. Install it: {sys.executable} -m pip install ninja")
 
 
-def _arch_list() -> str:
+def arch_list() -> str:
     """What to compile for, in torch's spelling: TORCH_CUDA_ARCH_LIST, else the GPUs here."""
     gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     listed = (_variable("TORCH_CUDA_ARCH_LIST") or "").strip().replace(" ", ";")
@@ -498,16 +498,8 @@ def _build(op: str, objects: dict[Path, tuple[str, str]], record: Callable[[], P
 
 # torch takes its settings from the environment, which all threads share: one builds at a time, and
 # the others read what it has replaced.
+_torch_load_lock, _environment_lock = threading.Lock(), threading.Lock()
 _replaced: dict[str, str | None] = {}
-
-
-def _new_locks() -> None:
-    global _torch_load_lock, _environment_lock
-    _torch_load_lock, _environment_lock = threading.Lock(), threading.Lock()
-
-
-_new_locks()
-os.register_at_fork(after_in_child=_new_locks)  # a thread of the parent may hold the old ones
 logging.getLogger("torch.utils.cpp_extension").addFilter(  # CUDA_HOME is set below
     lambda record: "No CUDA runtime is found" not in record.getMessage()
 )
@@ -586,6 +578,16 @@ def _set_environment(settings: dict[str, str | None], replaced: dict[str, str | 
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _after_fork() -> None:
+    """In a child: a thread of the parent, which is not here, may be building."""
+    global _torch_load_lock, _environment_lock
+    _torch_load_lock, _environment_lock = threading.Lock(), threading.Lock()
+    _set_environment(_replaced, {})
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _variable(name: str) -> str | None:
@@ -741,7 +743,7 @@ def doctor() -> bool:
         ("gpu", lambda: torch.cuda.get_device_name() if gpu else "none that torch can use"),
         ("g++", lambda: _output(_cxx(), "--version").partition("\n")[0]),
         ("ninja", lambda: f"{_ninja()} {_output(_ninja(), '--version')}"),
-        ("nvcc", lambda: f"{cuda_home()}/bin/nvcc, for {_arch_list()}"),
+        ("nvcc", lambda: f"{cuda_home()}/bin/nvcc, for {arch_list()}"),
         ("cache", lambda: f"{cache_folder()}"),
         ("backend", lambda: f"{backend}, toolchain {_toolchain(backend, False, ()).key}"),
     ):

@@ -194,7 +194,7 @@ def bench(
         name = f"{function.__module__}:{function.__name__}"
         # Not after a check: on an H200 torch.add then took up to four times as long, and the rungs
         # did not. What in that process holds it up is not known.
-        report = child.call(name, arguments, limit, unlike="lab.checker:run")
+        report = child.call(name, arguments, limit, unlike="lab.checker:run" if on_gpu else "")
     else:
         report = function(*arguments)
     if on_gpu and report.problems():

@@ -60,20 +60,23 @@ def measure(op: str, results: dict, headline: bool) -> list[str]:
     if not hasattr(module, "bench_cases"):
         return [f"{op}: ops/{op}.py has no bench_cases()"]
     first, *others = [case.name for case in module.bench_cases()]
+    mine = [row for row in results["rows"] if row["op"] == op]
+    results["rows"] = [row for row in results["rows"] if row["op"] != op]
+    kept = [row for row in mine if row["case"] in (others if headline else [first])]
     against = [*module.baselines(), "compile"] if headline else ["eager"]
-    problems = []
+    problems, new = [], []
     try:
         report = bench(op, against=against, cases=[first] if headline else others)
     except BenchError as error:
         report = error.report
         problems.append(f"{op}: {report.problems()}")
     except (child.Died, child.Failed, loader.CompileError) as error:
-        return [f"{op}: {error}"]
-    print(report, end="\n\n", flush=True)
-    of_others = [row for row in results["rows"] if row["op"] != op]
-    kept = [r for r in results["rows"] if r["op"] == op and (r["case"] == first) != headline]
-    mine = [*_rows(report), *kept] if headline else [*kept, *_rows(report)]
-    results["rows"] = of_others + mine
+        report = None
+        problems.append(f"{op}: {error}")
+    if report:
+        print(report, end="\n\n", flush=True)
+        new = _rows(report)
+    results["rows"] += new + kept if headline else kept + new
     return problems
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+PROGRESS = r"^(?:building \S+: .*|\S+ is being built by somebody else; waiting), \d+ s\n"
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
@@ -95,7 +96,7 @@ def refresh(path: Path) -> None:
 def _without_progress(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """An output without the loader's signs of life, which depend on what was built before."""
     if output.get("name") == "stderr":
-        output.text = re.sub(r"^building \S+: .*, \d+ s\n", "", output.text, flags=re.MULTILINE)
+        output.text = re.sub(PROGRESS, "", output.text, flags=re.MULTILINE)
         return output if output.text else None
     return output
 

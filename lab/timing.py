@@ -2,7 +2,8 @@
 
 - Inputs rotate among so many sets that together they exceed the L2 cache four times; outputs rotate
   too. Where a set is so small that 1024 of them do not, the times are those of data in the cache.
-- The arms take turns, A B C A B C, so that a clock that changes meets all of them.
+- The arms take turns, A B C A B C, so that a clock that changes meets all of them; a slow one has
+  had enough after five, and the others go on.
 - A sample is at least a millisecond between two CUDA events. The GPU is kept busy while it is
   being prepared, so that waiting for the CPU is not in it.
 - Below 100 µs the calls of a sample are replayed from a CUDA graph: what a call costs on the CPU
@@ -93,7 +94,7 @@ def side_by_side(
     samples: dict[str, list[float]] = {name: [] for name in arms}
     spent = dict.fromkeys(arms, 0.0)
     for done in range(ROUNDS):
-        events = {}
+        events: dict[str, tuple] = {}
         for name, arm in arms.items():
             if done >= MIN_ROUNDS and spent[name] > BUDGET:
                 continue

@@ -1,6 +1,7 @@
 """What the operator modules share: their default kernel, random inputs, test cases, costs."""
 
 import functools
+import os
 import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,6 +23,17 @@ def last_rung(op: str, rung: str | None = None) -> types.ModuleType:
     """
     found = installed(op, rung) if loader.default_backend() == "cuda" else None
     return found or loader.load(op, rung)
+
+
+def takes_hopper_code(device: torch.device) -> bool:
+    """Whether rungs that need ``sm_90a`` run on this GPU: a Hopper GPU, if built for it."""
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and "9.0a" in _built_for(os.environ.get("TORCH_CUDA_ARCH_LIST"))
+
+
+@functools.cache
+def _built_for(listed: str | None) -> list[str]:
+    return loader.arch_list().split(";")
 
 
 def differentiable_once(backward: Callable) -> Callable:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from ops.common import Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.common import Case, Cost, differentiable_once, last_rung, stored, takes_hopper_code, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -109,8 +109,7 @@ def fastest(x: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> str:
     if not fits_tiles(x, weight, groups):
         return GENERAL
     filters, depth, *taps = weight.shape
-    hopper = torch.cuda.get_device_capability(x.device)[0] == 9
-    if not hopper or stride != (1, 1) or filters % (8 * groups):
+    if not takes_hopper_code(x.device) or stride != (1, 1) or filters % (8 * groups):
         return TILES
     # RESIDENT multiplies 64 channels whatever there are, WGMMA 32 at a time.
     if taps == [3, 3] and (dilation, groups) == ((1, 1), 1) and 32 < depth <= 64 >= filters:

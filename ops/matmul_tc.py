@@ -1,7 +1,8 @@
 """matmul_tc: the product of two float16 or bfloat16 matrices on the Tensor Cores.
 
 Products and sums are float32; only the result is rounded back to the inputs' dtype. A bias and an
-activation may follow before that: a linear layer in one call.
+activation may follow: a linear layer in one call. The last rung applies them before it rounds;
+where it cannot be used, PyTorch does so afterwards, and each step rounds.
 """
 
 import types
@@ -10,12 +11,13 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import pad
 
-from ops.common import Case, Cost, last_rung, stored, tensor
+from ops.common import Case, Cost, last_rung, stored, takes_hopper_code, tensor
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
 DTYPES = (torch.float16, torch.bfloat16)
 GENERAL = "4_cp_async"  # takes any shape and any strides, from sm_75 on; the rungs after it do not
+LARGEST = 2**31 - 1025  # rows or columns of those: their coordinates have 32 bits
 ON_CPU = "1_wmma"  # the one that the CPU machine can run: the others are inline PTX
 
 
@@ -109,8 +111,10 @@ def fits_tma(a: torch.Tensor, b: torch.Tensor) -> bool:
         along, across = sorted(x.stride())
         return x.data_ptr() % 16 == 0 and along == 1 and across % 8 == 0 and min(x.shape) > 1
 
-    hopper = a.is_cuda and torch.cuda.get_device_capability(a.device)[0] == 9
-    return hopper and a.dim() == b.dim() == 2 and b.shape[1] % 8 == 0 and aligned(a) and aligned(b)
+    if not a.is_cuda or a.dim() != 2 or b.dim() != 2 or not takes_hopper_code(a.device):
+        return False
+    fits = b.shape[1] % 8 == 0 and max(*a.shape, *b.shape) <= LARGEST
+    return fits and aligned(a) and aligned(b)
 
 
 def _fastest(

@@ -3,7 +3,8 @@
     TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" pip install --no-build-isolation ./packaging
 
 ``kernels``, ``bindings`` and ``loader.py`` in this folder are links to those of the repository, so
-both routes build the same files with the same flags. README.md explains the rest.
+both routes build the same files, with the same flags but for the host's -O3. README.md explains the
+rest.
 """
 
 import hashlib

@@ -64,7 +64,7 @@ def main() -> None:
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder / "cache")
     import loader
 
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", loader._arch_list())
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", loader.arch_list())
     toolkit = loader.cuda_home()
     os.environ["CUDA_HOME"] = str(toolkit)
     from torch.utils import cpp_extension

@@ -328,7 +328,8 @@ Plan plan_of(int64_t rows, int64_t cols, int values) {
 
 // How many values the launcher wants in `partial`. It does not know the type: the larger answer.
 extern "C" int64_t layer_norm_backward_workspace(int64_t rows, int64_t cols) {
-  return 2 * cols * std::max(plan_of(rows, cols, 8).parts, plan_of(rows, cols, 16).parts);
+  return 2 * cols * std::max(plan_of(rows, cols, VALUES<double>).parts,
+                             plan_of(rows, cols, VALUES<float>).parts);
 }
 
 template <typename T, typename W>

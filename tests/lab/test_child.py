@@ -39,7 +39,7 @@ def test_a_healthy_child_serves_again_and_quickly():
 
 def test_what_must_not_have_run_before_gets_a_new_child():
     _, first = call("answer", 1)
-    other = child.call(f"{SUSPECTS}:answer", (1,), 30, unlike=f"{SUSPECTS}:raises")[1]
+    other = child.call(f"{SUSPECTS}:answer", (1,), 30, unlike=f"{SUSPECTS}:never")[1]
     fresh = child.call(f"{SUSPECTS}:answer", (1,), 30, unlike=f"{SUSPECTS}:answer")[1]
     assert first == other != fresh == call("answer", 1)[1]
 

@@ -5,6 +5,7 @@ replaced by ``software_ptx.h``, and all that is left of the rung is tested. Whet
 wgmma has all of its fences and waits, only a Hopper GPU can tell.
 """
 
+import math
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 import lab
 import loader
 import ops.conv2d
-from ops.conv2d import GENERAL, RESIDENT, TILES, WGMMA, conv2d, fastest, tolerance
+from ops.conv2d import GENERAL, RESIDENT, TILES, WGMMA, conv2d, fastest, reference, tolerance
 from tests.conftest import ROOT
 
 RUNGS = loader.rungs("conv2d")
@@ -100,17 +101,20 @@ def test_a_rung_takes_what_is_chosen_for_it(monkeypatch, device, folder, choice)
     channels, shape, stride, dilation, groups, wanted = choice
     geometry = (stride, stride), (0, 0), (dilation, dilation), groups
     x = torch.randn(1, channels, 7, 12, device=device, dtype=torch.float16)
-    w = torch.randn(shape, device=device, dtype=torch.float16)
+    w = torch.randn(shape, device=device, dtype=torch.float16) / math.prod(shape[1:]) ** 0.5
     x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
     monkeypatch.setattr(ops.conv2d, "fits_tiles", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     assert fastest(x, w, geometry) == TILES
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     assert fastest(x, w, geometry) == wanted
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")  # without what only Hopper has
+    assert fastest(x, w, geometry) == TILES
     monkeypatch.undo()
     skip_if_it_cannot_run(wanted)
     kernel = loader.load("conv2d", runnable(wanted, folder))
-    assert conv2d(x, w, None, *geometry, kernel=kernel).isfinite().all()
+    out, want = conv2d(x, w, None, *geometry, kernel=kernel), reference(x, w, None, *geometry)
+    assert (out.double() - want).norm() <= tolerance(x.dtype) * want.norm()
 
 
 @pytest.mark.parametrize("arch", ["7.5", "9.0a"])
