@@ -328,8 +328,9 @@ Plan plan_of(int64_t rows, int64_t cols, int values) {
 
 // How many values the launcher wants in `partial`. It does not know the type: the larger answer.
 extern "C" int64_t layer_norm_backward_workspace(int64_t rows, int64_t cols) {
-  return 2 * cols * std::max(plan_of(rows, cols, VALUES<double>).parts,
-                             plan_of(rows, cols, VALUES<float>).parts);
+  return 2 * cols *
+         std::max(plan_of(rows, cols, VALUES<double>).parts,
+                  plan_of(rows, cols, VALUES<float>).parts);
 }
 
 template <typename T, typename W>
