@@ -167,6 +167,11 @@ void mark_read(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const 
 
 void mark_write(Mark& m, const Worker& w, const Thread& t, unsigned bytes, const Access& a) {
   const bool again = is_own(m, t) && m.epoch == t.block->epoch;
+  const bool same_step = m.warp_epoch == static_cast<uint16_t>(w.warps[t.warp].epoch);
+  if (again && same_step && !m.atomic && is_atomic(a.kind)) {
+    m.bytes |= static_cast<uint8_t>(bytes);  // acc = 0; atomicAdd(&acc, 1): others may come between
+    return;
+  }
   const unsigned before = again ? m.bytes : 0;
   renew(m, w, t, bytes | before, a);
 }

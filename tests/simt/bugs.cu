@@ -574,6 +574,18 @@ TEST(failed_assert) {  // finds: assertion `static_cast<int>(threadIdx.x) < n' f
   asserts<<<1, 32>>>(16);
 }
 
+__global__ void started_late(int* y) {
+  __shared__ int sum;
+  if (threadIdx.x == 0) sum = 0;  // <- started_late
+  atomicAdd(&sum, 1);             // <- started_late
+  __syncthreads();
+  y[0] = sum;
+}
+TEST(started_late) {  // finds: race in __shared__ sum | (or __syncthreads()) between the two
+  Array<int> y(1);
+  started_late<<<1, 64>>>(y);
+}
+
 __global__ void nothing() {}
 TEST(too_many_threads) {  // finds: launch of nothing | the block is 2048 x 1 x 1 | at most 1024
   nothing<<<1, 2048>>>();  // <- too_many_threads
