@@ -1,4 +1,4 @@
-// Layer 2 of matmul_tc: float16 or bfloat16 matrices in, activation(a @ b + bias) out, in their dtype.
+// Layer 2 of matmul_tc: activation(a @ b + bias) of float16 or bfloat16 matrices, in their dtype.
 // Strides travel with the pointers; a rung that wants another layout says so.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -94,7 +94,7 @@ def side_by_side(
     samples: dict[str, list[float]] = {name: [] for name in arms}
     spent = dict.fromkeys(arms, 0.0)
     for done in range(ROUNDS):
-        events: dict[str, tuple] = {}
+        events = {}
         for name, arm in arms.items():
             if done >= MIN_ROUNDS and spent[name] > BUDGET:
                 continue
