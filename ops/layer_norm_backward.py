@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 
@@ -59,9 +60,20 @@ def layer_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
+    if kernel and is_compiling():
+        return out_of_graph(layer_norm_backward, grad, x, weight, mean, rstd, grad_sum, kernel)
+    kernel = kernel or in_graph() or last_rung("layer_norm_backward")
     inputs = (stored(t).contiguous() for t in (grad, x, weight, mean, rstd))
     more = None if grad_sum is None else stored(grad_sum).contiguous()
-    return (kernel or last_rung("layer_norm_backward")).layer_norm_backward(*inputs, more)
+    return kernel.layer_norm_backward(*inputs, more)
+
+
+opaque(
+    "layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor rstd,"
+    " Tensor? grad_sum) -> (Tensor, Tensor, Tensor)",
+    lambda *inputs: last_rung("layer_norm_backward").layer_norm_backward(*inputs),
+    lambda grad, x, weight, *rest: tuple(torch.empty_like(t) for t in (x, weight, weight)),
+)
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:

@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 
@@ -47,8 +48,18 @@ def rms_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
+    if kernel and is_compiling():
+        return out_of_graph(rms_norm_backward, grad, x, weight, rstd, kernel)
+    kernel = kernel or in_graph() or last_rung("rms_norm_backward")
     inputs = (stored(t).contiguous() for t in (grad, x, weight, rstd))
-    return (kernel or last_rung("rms_norm_backward")).rms_norm_backward(*inputs)
+    return kernel.rms_norm_backward(*inputs)
+
+
+opaque(
+    "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
+    lambda *inputs: last_rung("rms_norm_backward").rms_norm_backward(*inputs),
+    lambda grad, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
+)
 
 
 def cost(grad, x, weight, rstd) -> Cost:

@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 
@@ -34,8 +35,17 @@ def softmax_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    kernel = kernel or last_rung("softmax_backward")
+    if kernel and is_compiling():
+        return out_of_graph(softmax_backward, grad, out, kernel)
+    kernel = kernel or in_graph() or last_rung("softmax_backward")
     return kernel.softmax_backward(stored(grad).contiguous(), stored(out).contiguous())
+
+
+opaque(
+    "softmax_backward(Tensor grad, Tensor out) -> Tensor",
+    lambda *inputs: last_rung("softmax_backward").softmax_backward(*inputs),
+    lambda grad, out: torch.empty_like(grad),
+)
 
 
 def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:
