@@ -56,7 +56,7 @@ class ReduceSum(torch.autograd.Function):
 opaque(
     "reduce_sum(Tensor x, int? dim) -> Tensor",
     lambda *inputs: last_rung("reduce_sum").reduce_sum(*inputs),
-    lambda x, dim: x.new_empty(x.shape if dim is None else x.select(dim, 0).shape),
+    lambda x, dim: x.new_empty(() if dim is None else x.select(dim, 0).shape),
 )
 
 
