@@ -73,7 +73,7 @@ class LayerNorm(torch.autograd.Function):
         x, weight, bias = (stored(t).contiguous() for t in (x, weight, bias))
         added = None if residual is None else stored(residual).contiguous()
         out, total, mean, rstd = kernel.layer_norm(x, weight, bias, added, eps)
-        total = x if added is None else total
+        total = x if added is None else total  # in a graph there is none: see _run
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.has_residual = residual is not None
         ctx.set_materialize_grads(False)
@@ -91,7 +91,9 @@ class LayerNorm(torch.autograd.Function):
 
 def _run(x, weight, bias, residual, eps):
     out, total, mean, rstd = last_rung("layer_norm").layer_norm(x, weight, bias, residual, eps)
-    return out, (x.new_empty(0) if residual is None else total), mean, rstd  # total may not be x
+    if residual is None:  # total is x then, and a result may not be an argument
+        total = x.new_empty(0)
+    return out, total, mean, rstd
 
 
 def _empty(x, weight, bias, residual, eps):
