@@ -600,7 +600,19 @@ TEST(clusters) {
   config.numAttrs = 1;
   EQUAL(cudaLaunchKernelEx(&config, cluster_ring, ring.p), cudaErrorInvalidValue);
   cudaGetLastError();
+  int fitting = 0, largest = 0;
+  EQUAL(cudaOccupancyMaxActiveClusters(&fitting, cluster_ring, &config),
+        cudaErrorInvalidClusterSize);
+  cudaGetLastError();
   cudaFuncSetAttribute(cluster_ring, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  EQUAL(cudaOccupancyMaxActiveClusters(&fitting, cluster_ring, &config), cudaSuccess);
+  EQUAL(fitting, 16);  // 8 multiprocessors with 32 blocks each
+  EQUAL(cudaOccupancyMaxPotentialClusterSize(&largest, cluster_ring, &config), cudaSuccess);
+  EQUAL(largest, 16);
+  config.dynamicSmemBytes = 100 << 10;  // two blocks a multiprocessor
+  cudaOccupancyMaxActiveClusters(&fitting, reinterpret_cast<const void*>(cluster_ring), &config);
+  EQUAL(fitting, 1);
+  config.dynamicSmemBytes = 64 * sizeof(float);
   EQUAL(cudaLaunchKernelEx(&config, cluster_ring, ring.p), cudaSuccess);
   for (int i = 0; i < 16 * 64; i++) {
     EQUAL(ring[i], float((i / 64 + 1) % 16 * 100 + 63 - i % 64));
