@@ -33,22 +33,27 @@ CHECK_FLAGS = [
     "-O1",
     "-DSIMT_CHECK",
     "-fsanitize=thread",
-    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,bounds",
+    "-fsanitize=signed-integer-overflow,integer-divide-by-zero",
     "-fno-omit-frame-pointer",
     "-fno-optimize-sibling-calls",  # the checker goes by return addresses
 ]
 MAX_FRAME = 64 << 10  # kMaxFrame in runtime/fiber.h
 
 
-def is_clang(cxx: str) -> bool:
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True)
-    return "clang" in version.stdout
+def clang_version(cxx: str) -> int:
+    """0 for g++."""
+    said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"clang version (\d+)", said)
+    return int(version[1]) if version else 0
 
 
 def compiler_flags(cxx: str, check: bool) -> list[str]:
     flags = [*BASE_FLAGS, *(CHECK_FLAGS if check else FAST_FLAGS)]
-    if is_clang(cxx):
+    # An array that ends a struct has the size that it is declared with: "strict".
+    if version := clang_version(cxx):
         if check:
+            flags += ["-fsanitize=bounds"]
+            flags += ["-fstrict-flex-arrays=3"] if version >= 16 else []
             flags += ["-mllvm", "-tsan-distinguish-volatile=1"]
             flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
             # Functions of the toolkit's headers too: an access belongs to the kernel's line.
@@ -57,6 +62,7 @@ def compiler_flags(cxx: str, check: bool) -> list[str]:
     else:
         flags += ["-fno-gnu-unique", f"-Werror=frame-larger-than={MAX_FRAME}"]
         if check:
+            flags += ["-fsanitize=bounds-strict"]
             flags += ["--param=tsan-distinguish-volatile=1"]
             flags += ["--param=tsan-instrument-func-entry-exit=0"]
             flags += ["-fno-tree-vectorize", "-fno-tree-sra"]  # a float4 stays one access

@@ -186,18 +186,14 @@ struct EarlyRead {
 };
 EarlyRead early_read;
 
-void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bool shared) {
+// Says whether any of the bytes had been written before.
+bool check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bool shared) {
   const Thread& t = *thread;
-  if (shared) {
-    if (cell.cluster != w.first_epoch) {
-      cell = Cell{};
-      cell.cluster = w.first_epoch;
-    }
-    const bool reads = a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite;
-    if (reads && !(cell.initialised & bytes) && early_read.reader == nullptr) {
-      early_read = {&t, a.p, a.site.pc, a.kind};
-    }
+  if (shared && cell.cluster != w.first_epoch) {
+    cell = Cell{};
+    cell.cluster = w.first_epoch;
   }
+  const bool initialised = cell.initialised & bytes;
   if (a.kind == Kind::kAtomic) forgive(cell, a);
   if (conflicts(w, cell.write, t, bytes, a)) {
     if (a.kind != Kind::kRead || !cell.write.atomic || cell.write.is_volatile) {
@@ -212,6 +208,7 @@ void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bo
   } else {
     mark_read(cell.read, w, t, bytes, a);
   }
+  return initialised;
 }
 
 void pass_flag(Clock& clock, Kind kind) {
@@ -225,15 +222,20 @@ void pass_flag(Clock& clock, Kind kind) {
 }  // namespace
 
 void check_races(Worker& w, const Access& a, const Target& target) {
-  const unsigned first = static_cast<unsigned>(reinterpret_cast<uintptr_t>(a.p) % 4);
-  Cell* cell = target.cells;
-  if (first + a.size <= 4) {
-    check_word(w, *cell, ((1u << a.size) - 1) << first, a, target.shared);
-  } else {
-    for (unsigned done = 0, at = first; done < a.size; at = 0, cell++) {
-      const unsigned part = std::min(a.size - done, 4 - at);
-      check_word(w, *cell, ((1u << part) - 1) << at, a, target.shared);
-      done += part;
+  unsigned words = 0, blank = 0;
+  const char* first_blank = nullptr;
+  for (const char *p = a.p, *end = a.p + a.size; p < end; words++) {
+    const unsigned at = static_cast<unsigned>(reinterpret_cast<uintptr_t>(p) % 4);
+    const auto part = static_cast<unsigned>(std::min<std::ptrdiff_t>(end - p, 4 - at));
+    if (!check_word(w, target.cells[words], ((1u << part) - 1) << at, a, target.shared)) {
+      if (blank++ == 0) first_blank = p;
+    }
+    p += part;
+  }
+  const bool reads = a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite;
+  if (target.shared && reads && early_read.reader == nullptr) {
+    if (target.may_have_holes ? blank == words : blank != 0) {
+      early_read = {thread, first_blank, a.site.pc, a.kind};
     }
   }
   if (is_atomic(a.kind)) pass_flag(clocks[thread->block->number], a.kind);

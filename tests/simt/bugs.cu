@@ -149,6 +149,22 @@ TEST(index_of_a_row) {  // finds: uses index 32 of an array of type 'float[32]'
   index_of_a_row<<<1, dim3(32, 4)>>>(y);
 }
 
+struct Bins {
+  int n;
+  int count[4];  // the last member: it could be taken for one of any length
+};
+__global__ void last_array_of_a_struct(const int* index, int* y) {
+  __shared__ Bins bins[2];
+  Bins mine = {};
+  mine.count[index[0] - 2]++;
+  bins[0].count[index[threadIdx.x] - 1] = mine.count[0];  // <- last_array_of_a_struct
+  y[threadIdx.x] = 1;
+}
+TEST(last_array_of_a_struct) {  // finds: uses index 4 of an array of type 'int[4]'
+  Array<int> index(32, 5), y(32);
+  last_array_of_a_struct<<<1, 32>>>(index, y);
+}
+
 __global__ void local_array(const int* index, int* y) {
   int counts[4] = {};
   counts[index[threadIdx.x]]++;  // <- local_array
@@ -346,6 +362,45 @@ __global__ void counter_never_set(int* y) {
 TEST(counter_never_set) {  // finds: atomically updates shared memory that nobody has written
   Array<int> y(1);
   counter_never_set<<<1, 64>>>(y);
+}
+
+struct Reading {
+  int id;
+  double values[2];
+};
+__global__ void member_never_set(double* y) {
+  __shared__ Reading s[64];
+  s[threadIdx.x].id = threadIdx.x;
+  __syncthreads();
+  y[threadIdx.x] = s[threadIdx.x].id + s[threadIdx.x].values[1];  // <- member_never_set
+}
+TEST(member_never_set) {  // finds: shared memory that nobody has written | __shared__ s, byte 1528
+  Array<double> y(64);
+  member_never_set<<<1, 64>>>(y);
+}
+
+__global__ void struct_copied_too_far(double* y) {
+  __shared__ Reading s[64];
+  if (threadIdx.x < 63) s[threadIdx.x] = Reading{1, {2., 3.}};
+  __syncthreads();
+  Reading mine = s[threadIdx.x];  // <- struct_copied_too_far
+  y[threadIdx.x] = mine.values[1];
+}
+TEST(struct_copied_too_far) {  // finds: shared memory that nobody has written | __shared__ s, byte 15
+  Array<double> y(64);
+  struct_copied_too_far<<<1, 64>>>(y);
+}
+
+__global__ void ragged_tile(float* y, int n) {
+  __shared__ alignas(16) float s[64];
+  if (static_cast<int>(threadIdx.x) < n) s[threadIdx.x] = 1;
+  __syncthreads();
+  const float4 v = reinterpret_cast<float4*>(s)[threadIdx.x % 16];  // <- ragged_tile
+  y[threadIdx.x] = v.x + v.y + v.z + v.w;
+}
+TEST(ragged_tile) {  // finds: shared memory that nobody has written | __shared__ s, byte 248
+  Array<float> y(64);
+  ragged_tile<<<1, 64>>>(y, 62);
 }
 
 __global__ void halo_forgotten(float* y) {

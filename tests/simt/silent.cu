@@ -260,6 +260,56 @@ TEST(padding_in_a_struct) {
   EQUAL(y[0], 32.f);
 }
 
+struct Holes {
+  __half h;
+  char c;  // a byte, then a whole word behind it belong to nobody
+  double d;
+};
+struct alignas(16) Point {
+  float x, y, z;
+};
+template <class T>
+__global__ void copy_structs(T a, T* out) {
+  extern __shared__ char bytes[];
+  __shared__ T s[32], u[32];
+  __shared__ alignas(16) char raw[32 * sizeof(T)];
+  T* v = reinterpret_cast<T*>(raw);
+  T* w = reinterpret_cast<T*>(bytes);
+  const int t = threadIdx.x;
+  set(s[t], a, t);
+  __syncwarp();
+  u[t] = s[31 - t];
+  set(v[t], a, t);
+  set(w[t], a, t);
+  __syncwarp();
+  out[t] = u[31 - t];
+  out[t] = v[t ^ 1];
+  out[t] = w[t ^ 2];
+}
+__device__ void set(Holes& to, Holes from, int t) {
+  to.h = from.h, to.c = from.c, to.d = from.d + t;
+}
+__device__ void set(Point& to, Point from, int t) {
+  to.x = from.x, to.y = from.y, to.z = from.z + t;
+}
+__device__ void set(float4& to, float4 from, int t) {
+  to.x = from.x, to.y = from.y, to.z = from.z + t;  // and w is never used
+}
+TEST(structs_with_holes) {
+  Array<Holes> a(32, Holes{__float2half(0.f), 'a', 0.});
+  copy_structs<<<1, 32, 32 * sizeof(Holes)>>>(Holes{__float2half(1.f), 'c', 2.}, a.p);
+  no_error();
+  EQUAL(a[3].d, 3.);
+  Array<Point> b(32);
+  copy_structs<<<1, 32, 32 * sizeof(Point)>>>(Point{1.f, 2.f, 3.f}, b.p);
+  no_error();
+  EQUAL(b[3].z, 4.f);
+  Array<float4> c(32);
+  copy_structs<<<1, 32, 32 * sizeof(float4)>>>(make_float4(1.f, 2.f, 3.f, 4.f), c.p);
+  no_error();
+  EQUAL(c[3].z, 4.f);
+}
+
 __global__ void unsigned_wraps(unsigned* y) {
   unsigned h = threadIdx.x * 2654435761u;  // a hash may wrap
   h ^= h >> 16;
