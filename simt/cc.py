@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rewrite import RewriteError, rewrite
+from rewrite import REFUSAL, RewriteError, rewrite
 
 INCLUDE = Path(__file__).resolve().parent / "include"
 
@@ -27,6 +27,8 @@ BASE_FLAGS = [
     "-fno-delete-null-pointer-checks",  # so that using a null pointer is found, not optimised away
     "-Wno-unknown-pragmas",
     "-Wno-attributes",
+    "-Wno-unused-parameter",  # nvcc does not mention a kernel's either
+    "-ftemplate-backtrace-limit=1",  # what is between the kernel and its launch is the machine's
 ]
 FAST_FLAGS = ["-O2"]
 CHECK_FLAGS = [
@@ -139,6 +141,8 @@ def main(arguments: list[str]) -> int:
     ]  # fmt: skip
     if dep_file is not None:
         command += ["-MF", str(dep_file)]
+    if any(REFUSAL in copy.read_text(errors="surrogateescape") for copy in copies):
+        command += ["-Wfatal-errors"]  # what follows from a refusal need not be said
     result = subprocess.call(command)
     if result == 0 and dep_file is not None:
         restore_dependencies(dep_file, copies)
