@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rewrite import REFUSAL, RewriteError, rewrite
@@ -96,6 +97,21 @@ def rewrite_file(path: Path, folder: Path, copies: dict[Path, Path]) -> Path:
     return out
 
 
+def copy_pairs_whole(flags: list[str], folder: Path, copies: dict[Path, Path]) -> None:
+    """Puts headers of the toolkit into `folder` that copy a pair of 16-bit numbers, on the host
+    too, as one word: as a GPU does it, so that the checker sees the same access."""
+    for name in ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp"):
+        headers = (Path(flag.removeprefix("-I"), name) for flag in flags)
+        if header := next((h for h in headers if h.is_file()), None):
+            text = re.sub(
+                r"this->x = src\.x;\s*this->y = src\.y;",
+                "*(unsigned*)this = *(const unsigned*)&src;",
+                header.read_text(),
+            )
+            copies[folder / name] = header
+            (folder / name).write_text(f'#pragma GCC system_header\n#line 1 "{header}"\n{text}')
+
+
 def restore_dependencies(dep_file: Path, copies: dict[Path, Path]) -> None:
     """The list of what the object depends on must name the learner's files, not our copies."""
     text = dep_file.read_text()
@@ -126,24 +142,27 @@ def main(arguments: list[str]) -> int:
     if source is None or output is None:
         print("usage: cc.py [--check] [flags] -c kernel.cu -o kernel.o", file=sys.stderr)
         return 2
-    folder = Path(f"{output}.rewritten").absolute()
     copies: dict[Path, Path] = {}
     try:
-        rewritten = rewrite_file(source, folder, copies)
+        rewritten = rewrite_file(source, Path(f"{output}.rewritten").absolute(), copies)
     except RewriteError as error:
         print(error, file=sys.stderr)
         return 1
-    command = [
-        cxx, "-std=c++17", f"-I{INCLUDE}", "-iquote", str(source.parent), *passed_on,
-        *compiler_flags(cxx, check), "-include", str(INCLUDE / "cuda_runtime.h"),
-        *(f"-ffile-prefix-map={copy}={original}" for copy, original in copies.items()),
-        "-c", str(rewritten), "-o", str(output),
-    ]  # fmt: skip
-    if dep_file is not None:
-        command += ["-MF", str(dep_file)]
-    if any(REFUSAL in copy.read_text(errors="surrogateescape") for copy in copies):
-        command += ["-Wfatal-errors"]  # what follows from a refusal need not be said
-    result = subprocess.call(command)
+    refused = any(REFUSAL in copy.read_text(errors="surrogateescape") for copy in copies)
+    with tempfile.TemporaryDirectory() as headers:
+        if check:
+            copy_pairs_whole(passed_on, Path(headers), copies)
+        command = [
+            cxx, "-std=c++17", f"-I{INCLUDE}", f"-I{headers}", "-iquote", str(source.parent),
+            *passed_on, *compiler_flags(cxx, check), "-include", str(INCLUDE / "cuda_runtime.h"),
+            *(f"-ffile-prefix-map={copy}={original}" for copy, original in copies.items()),
+            "-c", str(rewritten), "-o", str(output),
+        ]  # fmt: skip
+        if dep_file is not None:
+            command += ["-MF", str(dep_file)]
+        if refused:
+            command += ["-Wfatal-errors"]  # what follows from a refusal need not be said
+        result = subprocess.call(command)
     if result == 0 and dep_file is not None:
         restore_dependencies(dep_file, copies)
     return result

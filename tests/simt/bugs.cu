@@ -213,6 +213,21 @@ TEST(misaligned_float4) {  // finds: reads 16 bytes at once | does not lie at a 
   misaligned_float4<<<1, 32>>>(x + 1, y);
 }
 
+template <class Pair>
+__global__ void misaligned_pair(const Pair* x, Pair* y) {
+  y[threadIdx.x] = __hadd2(x[threadIdx.x], x[threadIdx.x]);  // <- misaligned_half2  // <- misaligned_bf16
+}
+TEST(misaligned_half2) {  // finds: reads 4 bytes at once | does not lie at a multiple of 4
+  Array<__half> x(66);
+  Array<__half2> y(32);
+  misaligned_pair<<<1, 32>>>(reinterpret_cast<__half2*>(x.p + 1), y.p);
+}
+TEST(misaligned_bf16) {  // finds: reads 4 bytes at once | does not lie at a multiple of 4
+  Array<__nv_bfloat16> x(66);
+  Array<__nv_bfloat162> y(32);
+  misaligned_pair<<<1, 32>>>(reinterpret_cast<__nv_bfloat162*>(x.p + 1), y.p);
+}
+
 __global__ void misaligned_shared(double* y) {
   __shared__ float s[66];
   s[threadIdx.x] = s[threadIdx.x + 32] = 0;
