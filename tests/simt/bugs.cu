@@ -311,7 +311,7 @@ __global__ void result_read_too_early(int* y) {
   atomicAdd(&counter, 1);                // <- result_read_too_early
   if (threadIdx.x == 63) *y = counter;   // <- result_read_too_early
 }
-TEST(result_read_too_early) {  // finds: race in __shared__ counter | atomically updates
+TEST(result_read_too_early) {  // finds: race in __shared__ counter | atomically updates | through a volatile pointer
   Array<int> y(1);
   result_read_too_early<<<1, 64>>>(y);
 }

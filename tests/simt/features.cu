@@ -331,11 +331,13 @@ __global__ void all_atomics(int* i, unsigned* u, unsigned long long* l, float* f
     seen = old;
     old = atomicCAS(&u[3], seen, seen + 3);
   } while (old != seen);
+  while (atomicCAS_block(&u[4], threadIdx.x, threadIdx.x + 1) != threadIdx.x) {  // one by one
+  }
 }
 TEST(atomics) {
   Array<int> i(7);
   i[3] = 1000, i[5] = 0xff;
-  Array<unsigned> u(4);
+  Array<unsigned> u(5);
   Array<unsigned long long> l(1);
   Array<float> f(1);
   Array<double> d(1);
@@ -348,6 +350,7 @@ TEST(atomics) {
   EQUAL(u[1], 0u);
   EQUAL(u[2], 7u);
   EQUAL(u[3], 300u);
+  EQUAL(u[4], 100u);
   EQUAL(l[0], 100ull << 33);
   EQUAL(f[0], 50.f);
   EQUAL(d[0], 25.);
@@ -474,6 +477,29 @@ TEST(maths) {
   const double want[] = {0.5, M_E, 10, erf(0.5), 0.25, 2 * tanh(0.5), 1 + 3 + 1, 1 + 8, 0.5 + 1,
                          8 + 31 + 4 + 1, 1.5 + 2, 4, 5 + 2 + 1};
   for (int i = 0; i < 13; i++) NEAR(out[i], want[i], 1e-6 * (1 + want[i]));
+}
+
+__global__ void conversions(double* out) {
+  int n = 0;
+  out[n++] = __float2int_rd(-1.5f) + __float2uint_ru(1.25f) + __double2ll_rn(2.5);
+  out[n++] = __double2int_rz(-2.9) + __ull2double_rn(1ull << 40);
+  out[n++] = __float2int_rz(1e20f);
+  out[n++] = __float2uint_rn(-3.f) + __float2int_rn(NAN);
+  out[n++] = static_cast<double>(__float2ll_rz(-1e30f));
+  out[n++] = __brevll(1ull) == 1ull << 63;
+  out[n++] = static_cast<double>(__mul64hi(-(1ll << 62), 8));
+  out[n++] = __hiloint2double(__double2hiint(1.1), __double2loint(1.1));
+  out[n++] = sinpi(0.5) + cospi(1.) + norm4df(1, 1, 1, 1) + rnorm3df(2, 2, 1);
+  float s, c;
+  sincospif(0.5f, &s, &c);
+  out[n++] = s + c;
+}
+TEST(conversions) {
+  Array<double> out(10);
+  conversions<<<1, 1>>>(out);
+  const double want[] = {-2 + 2 + 2, -2 + double(1ull << 40), 2147483647., 0, -9223372036854775808.,
+                         1, -2, 1.1, 1 - 1 + 2 + 1 / 3., 1};
+  for (int i = 0; i < 10; i++) NEAR(out[i], want[i], 1e-6);
 }
 
 __global__ void odds_and_ends(long long* out, float* f) {

@@ -346,6 +346,38 @@ TEST(producer_and_consumer) {
   EQUAL(y[0], 7.f);
 }
 
+__global__ void ring_of_buffers(const float* x, float* y, int rounds) {
+  // One warp fills, the other empties; all of their lanes spin on flags.
+  __shared__ float buffer[4][32];
+  __shared__ volatile int full[4];
+  if (threadIdx.x < 4) full[threadIdx.x] = 0;
+  __syncthreads();
+  const bool fills = threadIdx.x < 32;
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < rounds; i++) {
+    while (full[i % 4] == fills) {
+    }
+    __threadfence_block();
+    __syncwarp();
+    if (fills) {
+      buffer[i % 4][lane] = x[i * 32 + lane];
+    } else {
+      y[i * 32 + lane] = buffer[i % 4][31 - lane];
+    }
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) full[i % 4] = fills;
+  }
+}
+TEST(ring_of_buffers) {
+  Array<float> x(32 * 16), y(32 * 16);
+  for (int i = 0; i < 32 * 16; i++) x[i] = i;
+  ring_of_buffers<<<1, 64>>>(x, y, 16);
+  no_error();
+  EQUAL(y[0], 31.f);
+  EQUAL(y[511], 480.f);
+}
+
 __global__ void same_input_twice(const float* a, const float* b, float* out, int n) {
   if (static_cast<int>(threadIdx.x) < n) out[threadIdx.x] = a[threadIdx.x] + b[threadIdx.x];
 }
