@@ -250,7 +250,6 @@ def _toolchain(backend: str, check: bool, flags: Sequence[str]) -> types.SimpleN
     return types.SimpleNamespace(**tools, attach=attach, flags=list(flags), key=key)
 
 
-@functools.cache
 def _toolkits() -> list[tuple[Path, str, str, str]]:
     """CUDA toolkits, the preferred first: (home, where found, version, what is wrong or "")."""
     homes = [(home, "CUDA_HOME") for home in [os.environ.get("CUDA_HOME")] if home]
@@ -284,7 +283,6 @@ def cuda_home() -> Path:
         )
     if usable := [home for home, _, _, problem in _toolkits() if not problem]:
         return usable[0]
-    _toolkits.cache_clear()  # one may be installed before the next try
     seen = "".join(f"\n  {home} ({where}) {problem}" for home, where, _, problem in _toolkits())
     raise ToolchainError(
         f"there is no CUDA compiler for torch {torch.__version__} (CUDA {version}).{seen}\nInstall "
@@ -319,14 +317,13 @@ def _ninja() -> str:
 def arch_list() -> str:
     """What to compile for, in torch's spelling: TORCH_CUDA_ARCH_LIST, else the GPUs here."""
     gpus = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    listed = _variable("TORCH_CUDA_ARCH_LIST").strip().replace(" ", ";")
-    if listed in ("", "native"):
+    archs = _variable("TORCH_CUDA_ARCH_LIST").replace(";", " ").split()
+    if archs in ([], ["native"]):
         # From Hopper on, instructions of one chip alone (wgmma, setmaxnreg) need the "a".
         names = [f"{major}.{minor}{'a' * (major >= 9)}" for major, minor in sorted(gpus)]
         return ";".join(names) or DEFAULT_ARCH
-    listed = ";".join(filter(None, listed.split(";")))
-    missed = set(gpus)
-    for arch in listed.split(";"):
+    listed, missed = ";".join(archs), set(gpus)
+    for arch in archs:
         if wrong := re.fullmatch(r"(?:sm_?|compute_)?(\d+)(\d)(a?(?:\+PTX)?)", arch):
             right = f"{wrong[1]}.{wrong[2]}{wrong[3]}"
             raise ToolchainError(f"TORCH_CUDA_ARCH_LIST={listed}: torch spells {arch} {right}")
