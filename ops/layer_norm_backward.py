@@ -8,6 +8,7 @@ from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
 GENERAL, SHORT, IN_FLIGHT = "2_split_rows", "4_short_rows", "5_in_flight"  # see fastest()
+CLUSTERS = "6_clusters"
 
 
 def reference(
@@ -75,11 +76,14 @@ def layer_norm_backward(
 
 
 def fastest(x: torch.Tensor) -> str:
-    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in up to 16
-    blocks; ``GENERAL`` reads it again."""
-    most = 256 if x.dtype == torch.float64 else 512  # columns that 32 threads own
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
     cols = x.shape[-1] if x.dim() > 0 else 0
-    return SHORT if cols <= most else IN_FLIGHT if cols <= 256 * most else GENERAL
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:

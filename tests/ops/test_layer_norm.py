@@ -9,7 +9,7 @@ from ops import layer_norm_backward as gradient
 from ops.layer_norm import layer_norm, reference
 
 PARTIAL = ("3_warp_row", "4_vectorized", "5_clusters")  # of layer_norm, and of its gradient
-PARTIAL += ("3_one_read", "4_short_rows", "5_in_flight")
+PARTIAL += ("3_one_read", "4_short_rows", "5_in_flight", "6_clusters")
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
@@ -96,14 +96,12 @@ def gradient_inputs(shape, device, dtype=torch.float32):
     return grad, x, torch.randn(shape[-1], device=device).to(dtype), wide.mean(-1), rstd
 
 
-@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4099, 65536, 65537, 131072, 131073])
+@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
     inputs = gradient_inputs((3, cols), device, dtype)
-    most = 256 if dtype == torch.float64 else 512
     chosen = gradient.fastest(inputs[1])
-    assert (chosen == gradient.SHORT) == (cols <= most)
-    assert (chosen == gradient.GENERAL) == (cols > 256 * most)
+    assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
     kernel = loader.load("layer_norm_backward", chosen)
     wanted = gradient.reference(*inputs)
     for got in (gradient.layer_norm_backward(*inputs, kernel=kernel),
@@ -113,7 +111,7 @@ def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
 
 
 def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
-    text = loader.find_rung("layer_norm_backward", gradient.IN_FLIGHT).read_text()
+    text = loader.find_rung("layer_norm_backward", gradient.CLUSTERS).read_text()
     query = "if (error == cudaSuccess && fitting == 0)"
     assert query in text
     none = tmp_path / "none_granted.cu"
@@ -124,7 +122,7 @@ def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, mon
         gradient.layer_norm_backward(*inputs, kernel=refusing)
 
     def last_rung(op, rung):
-        return refusing if rung == gradient.IN_FLIGHT else loader.load(op, rung)
+        return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
 
     monkeypatch.setattr(gradient, "last_rung", last_rung)
     for a, b in zip(gradient.layer_norm_backward(*inputs), gradient.reference(*inputs),
