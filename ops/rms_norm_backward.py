@@ -8,6 +8,7 @@ from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
 GENERAL, IN_FLIGHT, SHORT = "1_two_kernels", "2_in_flight", "3_short_rows"  # see fastest()
+CLUSTERS = "4_clusters"
 
 
 def reference(
@@ -62,11 +63,14 @@ def rms_norm_backward(
 
 
 def fastest(x: torch.Tensor) -> str:
-    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in up to 16
-    blocks; ``GENERAL`` reads it again."""
-    most = 256 if x.dtype == torch.float64 else 512  # columns that 32 threads own
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
     cols = x.shape[-1] if x.dim() > 0 else 0
-    return SHORT if cols <= most else IN_FLIGHT if cols <= 256 * most else GENERAL
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 def cost(grad, x, weight, rstd) -> Cost:

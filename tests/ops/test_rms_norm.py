@@ -28,14 +28,12 @@ def gradient_inputs(shape, device, dtype=torch.float32):
     return grad, x, torch.randn(shape[-1], device=device).to(dtype), rstd
 
 
-@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4099, 65536, 65537, 131072, 131073])
+@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
     inputs = gradient_inputs((3, cols), device, dtype)
-    most = 256 if dtype == torch.float64 else 512
     chosen = gradient.fastest(inputs[1])
-    assert (chosen == gradient.SHORT) == (cols <= most)
-    assert (chosen == gradient.GENERAL) == (cols > 256 * most)
+    assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
     kernel = loader.load("rms_norm_backward", chosen)
     wanted = gradient.reference(*inputs)
     for got in (gradient.rms_norm_backward(*inputs, kernel=kernel),
@@ -45,7 +43,7 @@ def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
 
 
 def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
-    text = loader.find_rung("rms_norm_backward", gradient.IN_FLIGHT).read_text()
+    text = loader.find_rung("rms_norm_backward", gradient.CLUSTERS).read_text()
     query = "if (error == cudaSuccess && fitting == 0)"
     assert query in text
     none = tmp_path / "none_granted.cu"
@@ -56,7 +54,7 @@ def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, mon
         gradient.rms_norm_backward(*inputs, kernel=refusing)
 
     def last_rung(op, rung):
-        return refusing if rung == gradient.IN_FLIGHT else loader.load(op, rung)
+        return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
 
     monkeypatch.setattr(gradient, "last_rung", last_rung)
     for a, b in zip(gradient.rms_norm_backward(*inputs), gradient.reference(*inputs),
