@@ -5,9 +5,11 @@ import torch
 
 import lab
 import loader
+from ops import layer_norm_backward as gradient
 from ops.layer_norm import layer_norm, reference
 
-PARTIAL = ("3_warp_row", "4_vectorized", "5_clusters", "3_one_read")
+PARTIAL = ("3_warp_row", "4_vectorized", "5_clusters")  # of layer_norm, and of its gradient
+PARTIAL += ("3_one_read", "4_short_rows", "5_in_flight", "6_clusters")
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
@@ -85,6 +87,47 @@ def test_refusals_of_the_gradient(device, what):
         inputs[name] = change(inputs[name])
     with pytest.raises(RuntimeError, match=f"layer_norm_backward: .*{message}"):
         loader.load("layer_norm_backward").layer_norm_backward(**inputs)
+
+
+def gradient_inputs(shape, device, dtype=torch.float32):
+    grad, x = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    wide = x.double() if dtype == torch.float64 else x.float()
+    rstd = (wide.var(-1, correction=0) + 1e-5).rsqrt()
+    return grad, x, torch.randn(shape[-1], device=device).to(dtype), wide.mean(-1), rstd
+
+
+@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
+    inputs = gradient_inputs((3, cols), device, dtype)
+    chosen = gradient.fastest(inputs[1])
+    assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
+    kernel = loader.load("layer_norm_backward", chosen)
+    wanted = gradient.reference(*inputs)
+    for got in (gradient.layer_norm_backward(*inputs, kernel=kernel),
+                gradient.layer_norm_backward(*inputs)):  # fmt: skip
+        for a, b in zip(got, wanted, strict=True):
+            assert (a.double() - b).norm() <= gradient.tolerance(dtype) * b.norm() + 1e-12
+
+
+def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
+    text = loader.find_rung("layer_norm_backward", gradient.CLUSTERS).read_text()
+    query = "if (error == cudaSuccess && fitting == 0)"
+    assert query in text
+    none = tmp_path / "none_granted.cu"
+    none.write_text(text.replace(query, "fitting = 0;\n    if (error == cudaSuccess)"))
+    refusing = loader.load("layer_norm_backward", none)
+    inputs = gradient_inputs((3, 20_000), device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .*; the head of its"):
+        gradient.layer_norm_backward(*inputs, kernel=refusing)
+
+    def last_rung(op, rung):
+        return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
+
+    monkeypatch.setattr(gradient, "last_rung", last_rung)
+    for a, b in zip(gradient.layer_norm_backward(*inputs), gradient.reference(*inputs),
+                    strict=True):  # fmt: skip
+        assert (a - b).norm() < 1e-5 * b.norm()
 
 
 @pytest.mark.parametrize("rung", ["3_warp_row", "4_vectorized", "5_clusters"])
