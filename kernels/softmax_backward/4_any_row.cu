@@ -1,9 +1,10 @@
 // 4_any_row.cu: any length and any alignment
-// Before : rungs 2 and 3 refuse long rows, and rows that do not begin and end on 16 bytes
+// Before : rungs 2 and 3 refuse long rows, and rung 2 those that do not begin and end on 16 bytes
 // Idea   : a row is up to 15 values, packs of 16 bytes, and up to 15 values again; a thread keeps
-//          one of the single values beside its packs. A block or a cluster of them shares a row; what
-//          neither can keep, or where no cluster is to be had, is read twice
-// Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 1 MB 5
+//          one of the single values beside its packs. A block shares a row, or a cluster of them, that
+//          add up through distributed shared memory. Read twice is what they cannot keep, or where
+//          no cluster is to be had, or the tensors lie differently between the boundaries
+// Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 512 KB are read twice: 5
 // Legal  : everything
 // Result : not measured yet
 // Try    : MAX_CLUSTER 16 → 1: what do long rows cost when they are read twice?
@@ -70,25 +71,6 @@ __device__ int4 pack(const W (&value)[N<T>]) {
   return bits;
 }
 
-// 16 bytes that need not lie on a boundary of 16.
-template <typename T>
-__device__ int4 load_singles(const T* from) {
-  T value[N<T>];
-#pragma unroll
-  for (int k = 0; k < N<T>; ++k) value[k] = from[k];
-  int4 bits;
-  memcpy(&bits, value, 16);
-  return bits;
-}
-
-template <typename T>
-__device__ void store_singles(T* to, int4 bits) {
-  T value[N<T>];
-  memcpy(static_cast<void*>(value), &bits, 16);
-#pragma unroll
-  for (int k = 0; k < N<T>; ++k) to[k] = value[k];
-}
-
 template <typename W>
 __device__ W sum_of_block(W value) {
   __shared__ W found[32];
@@ -116,24 +98,21 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
 #endif
   const int64_t start = blockIdx.x / size * cols;
   // The row is: head · packs on 16-byte boundaries · tail. A thread keeps one of the singles.
-  const auto place = [&](const T* of) { return reinterpret_cast<uintptr_t>(of + start) % 16; };
-  const int before = (16 - place(grad)) % 16 / sizeof(T), length = static_cast<int>(cols);
+  const int before = (16 - reinterpret_cast<uintptr_t>(grad + start) % 16) % 16 / sizeof(T);
+  const int length = static_cast<int>(cols);
   const int head = min(length, before), packs = (length - head) / N<T>;
   const int t = rank * blockDim.x + threadIdx.x, singles = length - packs * N<T>;
   const int64_t single = start + (t < head ? t : packs * N<T> + t);
-  const bool alike = place(out) == place(grad) && place(dx) == place(grad);
   // A warp takes 32 · PACKS packs side by side, a lane every 32nd: the distances are constants.
   const int mine = t / 32 * 32 * PACKS + t % 32, left = packs - mine;
   const int64_t first = start + head + int64_t{mine} * N<T>;
-  constexpr int STEP = 32 * N<T>;
 
   int4 g[PACKS], y[PACKS];
 #pragma unroll
   for (int p = 0; p < PACKS; ++p) {
     if (32 * p >= left) break;
-    g[p] = *reinterpret_cast<const int4*>(grad + first + p * STEP);
-    y[p] = alike ? *reinterpret_cast<const int4*>(out + first + p * STEP)
-                 : load_singles(out + first + p * STEP);
+    g[p] = *reinterpret_cast<const int4*>(grad + first + p * 32 * N<T>);
+    y[p] = *reinterpret_cast<const int4*>(out + first + p * 32 * N<T>);
   }
   const W g_rest = t < singles ? static_cast<W>(grad[single]) : 0;
   const W y_rest = t < singles ? static_cast<W>(out[single]) : 0;
@@ -168,11 +147,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
     unpack<T>(y[p], b);
 #pragma unroll
     for (int k = 0; k < N<T>; ++k) a[k] = b[k] * (a[k] - dot);
-    if (alike) {
-      *reinterpret_cast<int4*>(dx + first + p * STEP) = pack<T>(a);
-    } else {
-      store_singles(dx + first + p * STEP, pack<T>(a));
-    }
+    *reinterpret_cast<int4*>(dx + first + p * 32 * N<T>) = pack<T>(a);
   }
 }
 
@@ -227,7 +202,9 @@ cudaError_t launch(const T* grad, const T* out, T* dx, int64_t rows, int64_t col
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = size > 1;
-  if (warps > MAX_BLOCK / 32 || (size > 1 && !grants<T>(config))) {
+  const auto place = [](const T* of) { return reinterpret_cast<uintptr_t>(of) % 16; };
+  const bool alike = place(out) == place(grad) && place(dx) == place(grad);
+  if (!alike || warps > MAX_BLOCK / 32 || (size > 1 && !grants<T>(config))) {
     read_twice<<<static_cast<unsigned>(rows), 1024, 0, stream>>>(grad, out, dx, cols);
     return cudaGetLastError();
   }

@@ -1,8 +1,8 @@
-// 10_any_row.cu: any length and any alignment
-// Before : rungs 5 to 8 refuse a row that does not begin and end on 16 bytes
+// 8_any_row.cu: any length and any alignment
+// Before : rungs 5 and 6 refuse a row that does not begin and end on 16 bytes, and a longer one
 // Idea   : a row is up to 15 values, packs of 16 bytes, and up to 15 values again; a thread keeps
-//          one of the single values beside its packs. A block or a cluster shares a row; what neither
-//          can keep, or where no cluster is to be had, is read twice
+//          one of the single values beside its packs. A block or a cluster shares a row; what
+//          neither can keep, or where no cluster is to be had, is read twice
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
 // Result : not measured yet
@@ -199,7 +199,7 @@ cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t 
   config.blockDim = static_cast<unsigned>(32 * warps);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = size > 1;
   if (warps > MAX_BLOCK / 32 || (size > 1 && !grants<T>(config))) {
     read_twice<<<static_cast<unsigned>(rows), 1024, 0, stream>>>(x, out, cols);
     return cudaGetLastError();

@@ -1,5 +1,5 @@
-// 9_short_rows.cu: several short rows a warp
-// Before : rungs 5 and 7 give a row of 64 values a block of its own, and half of its lanes no value
+// 7_short_rows.cu: several short rows a warp
+// Before : rung 5 gives a row of 64 values a block of its own, and half of its lanes no value
 // Idea   : as many lanes as the row has packs of 16 bytes, up to a warp, share a row; they join by
 //          shuffles among themselves, with no shared memory and no barrier. A row of any length
 //          and alignment is up to 15 single values, packs, and up to 15 singles again
