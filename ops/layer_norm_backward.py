@@ -8,6 +8,8 @@ from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
+GENERAL, SHORT, IN_FLIGHT = "2_split_rows", "4_short_rows", "5_in_flight"  # see fastest()
+CLUSTERS = "6_clusters"
 
 
 def reference(
@@ -52,7 +54,8 @@ def layer_norm_backward(
         mean, rstd: one value a row, as layer_norm's kernels return them: float32, or float64 with a
             float64 x.
         grad_sum: None, or a tensor like x that is added to dx: the gradient of x + residual.
-        kernel: what ``loader.load("layer_norm_backward", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("layer_norm_backward", rung)`` returned; for None, the rung that
+            ``fastest`` names, or ``GENERAL`` where this GPU is too small for it.
 
     Returns:
         dx like x, dweight and dbias like weight. The same bits every time.
@@ -62,16 +65,39 @@ def layer_norm_backward(
     """
     if kernel and is_compiling():
         return out_of_graph(layer_norm_backward, grad, x, weight, mean, rstd, grad_sum, kernel)
-    kernel = kernel or in_graph() or last_rung("layer_norm_backward")
-    inputs = (stored(t).contiguous() for t in (grad, x, weight, mean, rstd))
-    more = None if grad_sum is None else stored(grad_sum).contiguous()
-    return kernel.layer_norm_backward(*inputs, more)
+    inputs = [stored(t).contiguous() for t in (grad, x, weight, mean, rstd)]
+    inputs.append(None if grad_sum is None else stored(grad_sum).contiguous())
+    kernel = kernel or in_graph()
+    if kernel:
+        return kernel.layer_norm_backward(*inputs)
+    return _run(*inputs)
+
+
+def _run(grad, x, *rest):
+    rung = fastest(x)
+    try:
+        return last_rung("layer_norm_backward", rung).layer_norm_backward(grad, x, *rest)
+    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
+        if rung == GENERAL or "not supported by this rung" not in str(error):
+            raise
+    return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(grad, x, *rest)
+
+
+def fastest(x: torch.Tensor) -> str:
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
+    cols = x.shape[-1] if x.dim() > 0 else 0
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 opaque(
     "layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor rstd,"
     " Tensor? grad_sum) -> (Tensor, Tensor, Tensor)",
-    lambda *inputs: last_rung("layer_norm_backward").layer_norm_backward(*inputs),
+    _run,
     lambda grad, x, weight, *rest: tuple(torch.empty_like(t) for t in (x, weight, weight)),
 )
 

@@ -9,6 +9,8 @@ from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
+GENERAL = "4_any_row"  # takes every row length and every alignment
+BLOCK, LONG = "2_registers", "3_ahead"  # see fastest()
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -32,7 +34,8 @@ def rms_norm(
             copied once.
         weight: (C,), of x's dtype and device.
         eps: added to the mean square.
-        kernel: what ``loader.load("rms_norm", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("rms_norm", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         A contiguous tensor of x's shape and dtype.
@@ -42,7 +45,16 @@ def rms_norm(
     """
     if kernel and is_compiling():
         return out_of_graph(rms_norm, x, weight, eps, kernel)
-    return RMSNorm.apply(x, weight, eps, kernel or in_graph() or last_rung("rms_norm"))
+    return RMSNorm.apply(x, weight, eps, kernel or in_graph())
+
+
+def fastest(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """The rung for these, by the length of a row; ``GENERAL`` for short ones, and where x or weight
+    does not begin, or some rows would not begin, at a multiple of 16 bytes."""
+    row = x.shape[-1] * x.element_size() if x.dim() else 1
+    if row % 16 or x.data_ptr() % 16 or weight.data_ptr() % 16 or row <= 512:
+        return GENERAL
+    return BLOCK if row <= 1 << 15 else LONG
 
 
 class RMSNorm(torch.autograd.Function):
@@ -51,6 +63,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps, kernel):
         x, weight = stored(x).contiguous(), stored(weight).contiguous()
+        kernel = kernel or last_rung("rms_norm", fastest(x, weight))
         out, rstd = kernel.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         return out
@@ -70,7 +83,7 @@ def _empty(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Ten
 
 opaque(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    lambda *inputs: last_rung("rms_norm").rms_norm(*inputs),
+    lambda x, weight, eps: last_rung("rms_norm", fastest(x, weight)).rms_norm(x, weight, eps),
     _empty,
 )
 

@@ -8,6 +8,8 @@ from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
+GENERAL, IN_FLIGHT, SHORT = "1_two_kernels", "2_in_flight", "3_short_rows"  # see fastest()
+CLUSTERS = "4_clusters"
 
 
 def reference(
@@ -40,7 +42,8 @@ def rms_norm_backward(
             is not contiguous is copied once.
         weight: (C,), of x's dtype.
         rstd: one value a row, as rms_norm's kernels return it: float32, or float64 if x is.
-        kernel: what ``loader.load("rms_norm_backward", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("rms_norm_backward", rung)`` returned; for None, the rung that
+            ``fastest`` names, or ``GENERAL`` where this GPU is too small for it.
 
     Returns:
         dx like x, dweight like weight. The same bits every time.
@@ -50,14 +53,37 @@ def rms_norm_backward(
     """
     if kernel and is_compiling():
         return out_of_graph(rms_norm_backward, grad, x, weight, rstd, kernel)
-    kernel = kernel or in_graph() or last_rung("rms_norm_backward")
-    inputs = (stored(t).contiguous() for t in (grad, x, weight, rstd))
-    return kernel.rms_norm_backward(*inputs)
+    inputs = [stored(t).contiguous() for t in (grad, x, weight, rstd)]
+    kernel = kernel or in_graph()
+    if kernel:
+        return kernel.rms_norm_backward(*inputs)
+    return _run(*inputs)
+
+
+def _run(grad, x, *rest):
+    rung = fastest(x)
+    try:
+        return last_rung("rms_norm_backward", rung).rms_norm_backward(grad, x, *rest)
+    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
+        if rung == GENERAL or "not supported by this rung" not in str(error):
+            raise
+    return last_rung("rms_norm_backward", GENERAL).rms_norm_backward(grad, x, *rest)
+
+
+def fastest(x: torch.Tensor) -> str:
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
+    cols = x.shape[-1] if x.dim() > 0 else 0
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 opaque(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
-    lambda *inputs: last_rung("rms_norm_backward").rms_norm_backward(*inputs),
+    _run,
     lambda grad, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
 )
 

@@ -9,6 +9,7 @@ from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.softmax_backward import softmax_backward
 
 DETERMINISTIC = True
+SHORT, GENERAL = "7_short_rows", "8_any_row"  # see fastest(); GENERAL takes short ones, too
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -23,7 +24,8 @@ def softmax(x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = No
         x: at least one dimension, float32, float64, float16 or bfloat16. Any strides; what is not
             contiguous along ``dim`` is copied once.
         dim: the dimension that is to sum up to 1.
-        kernel: what ``loader.load("softmax", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("softmax", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         A tensor of x's shape and dtype, contiguous if ``dim`` is the last one. As in PyTorch, a
@@ -35,7 +37,7 @@ def softmax(x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = No
     """
     if kernel and is_compiling():
         return out_of_graph(softmax, x, dim, kernel)
-    kernel = kernel or in_graph() or last_rung("softmax")
+    kernel = kernel or in_graph()
     if dim not in (-1, x.dim() - 1):
         return Softmax.apply(x.transpose(dim, -1), kernel).transpose(dim, -1)
     return Softmax.apply(x, kernel)
@@ -45,8 +47,9 @@ class Softmax(torch.autograd.Function):
     """Keeps the result: the gradient needs nothing else."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
-        out = kernel.softmax(stored(x).contiguous())
+    def forward(ctx, x: torch.Tensor, kernel: types.ModuleType | None) -> torch.Tensor:
+        x = stored(x).contiguous()
+        out = (kernel or last_rung("softmax", fastest(x))).softmax(x)
         ctx.save_for_backward(out)
         return out
 
@@ -57,7 +60,21 @@ class Softmax(torch.autograd.Function):
         return softmax_backward(grad, out), None
 
 
-opaque("softmax(Tensor x) -> Tensor", lambda x: last_rung("softmax").softmax(x), torch.empty_like)
+def fastest(x: torch.Tensor) -> str:
+    """The rung for x: ``SHORT`` for rows that 32 lanes keep in 32 registers each, else ``GENERAL``.
+
+    A register holds a float, also of 16 bits, or half a double.
+    """
+    if x.dim() == 0:
+        return GENERAL  # which refuses it
+    return SHORT if x.shape[-1] * max(4, x.element_size()) <= 32 * 32 * 4 else GENERAL
+
+
+opaque(
+    "softmax(Tensor x) -> Tensor",
+    lambda x: last_rung("softmax", fastest(x)).softmax(x),
+    torch.empty_like,
+)
 
 
 def cost(x: torch.Tensor) -> Cost:

@@ -29,7 +29,12 @@ from torch.utils.cpp_extension import BuildExtension, CUDAExtension  # noqa: E40
 
 PACKAGE = Path("three_layers")
 # Elsewhere the last rung takes every input.
-GENERAL = {"matmul_tc": "4_cp_async", "conv2d": "7_any_shape"}
+GENERAL = {
+    "matmul_tc": "4_cp_async",
+    "conv2d": "7_any_shape",
+    "layer_norm_backward": "2_split_rows",
+    "rms_norm_backward": "1_two_kernels",
+}
 OPS = os.environ.get("THREE_LAYERS_OPS", "").replace(",", " ").split() or loader.ops()
 
 
