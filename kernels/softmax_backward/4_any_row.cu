@@ -1,7 +1,7 @@
 // 4_any_row.cu: any length and any alignment
 // Before : rungs 2 and 3 refuse long rows, and rung 2 those that do not begin and end on 16 bytes
 // Idea   : a row is up to 15 values, packs of 16 bytes, and up to 15 values again; a thread keeps
-//          one of the single values beside its packs. A block shares a row, or a cluster, which adds
+//          one of the single values beside its packs. A block shares a row, or a cluster that adds
 //          up through distributed shared memory. What they cannot keep is read twice, and so is a
 //          long row without clusters, or tensors that lie differently between boundaries
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 1 MB are read twice: 5
