@@ -573,11 +573,23 @@ __global__ void __cluster_dims__(2, 1, 1) cluster_rank_too_high(int* y) {
   __shared__ int mine;
   mine = 1;
   cg::this_cluster().sync();
-  *y = *cg::this_cluster().map_shared_rank(&mine, 2);
+  *y = *cg::this_cluster().map_shared_rank(&mine, 2);  // <- cluster_rank_too_high
 }
-TEST(cluster_rank_too_high) {  // finds: map_shared_rank() for block 2 of a cluster of 2
+TEST(cluster_rank_too_high) {  // finds: calls map_shared_rank() at | for block 2 of a cluster of 2 | Next: pass
   Array<int> y(1);
   cluster_rank_too_high<<<2, 1>>>(y);
+}
+
+__global__ void __cluster_dims__(2, 1, 1) cluster_left_too_early(int* y) {
+  __shared__ int mine;
+  auto cluster = cg::this_cluster();
+  mine = blockIdx.x;
+  cluster.sync();
+  y[blockIdx.x] = *cluster.map_shared_rank(&mine, 1 - cluster.block_rank());  // <- cluster_left_too_early
+}
+TEST(cluster_left_too_early) {  // finds: __shared__ mine | that block has returned | Next: put cluster.sync()
+  Array<int> y(2);
+  cluster_left_too_early<<<2, 1>>>(y);
 }
 
 // ---- integers ----
