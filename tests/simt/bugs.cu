@@ -504,6 +504,18 @@ TEST(barrier_or_shuffle) {  // finds: deadlock | 16 wait in __syncthreads() | 16
   barrier_or_shuffle<<<1, 32>>>(y);
 }
 
+__global__ void two_votes(int* y) {
+  if (threadIdx.x < 8) {
+    y[threadIdx.x] = __any_sync(~0u, 1);  // <- two_votes
+  } else {
+    y[threadIdx.x] = __all_sync(~0u, 1);  // <- two_votes
+  }
+}
+TEST(two_votes) {  // finds: deadlock | 8 wait in __any_sync() | 24 wait in __all_sync()
+  Array<int> y(32);
+  two_votes<<<1, 32>>>(y);
+}
+
 __global__ void half_a_shuffle(float* y) {
   float v = threadIdx.x;
   if (threadIdx.x < 8) v += __shfl_down_sync(0xffffffff, v, 4);  // <- half_a_shuffle
