@@ -96,7 +96,9 @@ def gradient_inputs(shape, device, dtype=torch.float32):
     return grad, x, torch.randn(shape[-1], device=device).to(dtype), wide.mean(-1), rstd
 
 
-@pytest.mark.parametrize("cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073])
+@pytest.mark.parametrize(
+    "cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
     inputs = gradient_inputs((3, cols), device, dtype)
