@@ -10,7 +10,7 @@ from ops.common import Case, Cost, differentiable_once, last_rung, stored, takes
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
 GENERAL = "7_any_shape"  # takes every shape, layout and dtype, from sm_75 on
-TILES, WGMMA, RESIDENT = "8_tiles", "9_wgmma", "10_resident"  # see fastest()
+TILES, WGMMA, RESIDENT, IM2COL = "8_tiles", "9_wgmma", "10_resident", "11_im2col"  # see fastest()
 Pair = int | tuple[int, int]
 
 
@@ -103,19 +103,25 @@ class Conv2d(torch.autograd.Function):
 
 
 def fastest(x: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> str:
-    """The rung for these: ``TILES`` where they fit, and on Hopper, with stride 1 and small windows,
-    ``WGMMA``, or ``RESIDENT`` for a 3 x 3 layer of up to 64 channels; ``GENERAL`` for all else."""
-    stride, _, dilation, groups = geometry
+    """The rung for these: ``TILES`` where they fit, ``GENERAL`` for all else. But on Hopper, for
+    more than 32 channels in one group, ``RESIDENT`` for a plain 3 x 3 layer of up to 64, otherwise
+    ``IM2COL``; and ``WGMMA`` for the rest with stride 1 and small windows."""
+    stride, padding, dilation, groups = geometry
     if not fits_tiles(x, weight, groups):
         return GENERAL
     filters, depth, *taps = weight.shape
-    if not takes_hopper_code(x.device) or stride != (1, 1) or filters % (8 * groups):
+    if not takes_hopper_code(x.device) or filters % (8 * groups):
         return TILES
-    # RESIDENT multiplies 64 channels whatever there are, WGMMA 32 at a time.
-    if taps == [3, 3] and (dilation, groups) == ((1, 1), 1) and 32 < depth <= 64 >= filters:
-        return RESIDENT
     height, width = (d * (tap - 1) for d, tap in zip(dilation, taps, strict=True))
-    return WGMMA if (4 + height) * (8 + width) <= 128 else TILES  # pixels under a tile
+    # IM2COL and RESIDENT multiply 64 channels whatever there are, WGMMA 32 at a time.
+    if groups == 1 and depth > 32:
+        plain = taps == [3, 3] and stride == dilation == (1, 1)
+        if plain and depth <= 64 >= filters:
+            return RESIDENT
+        if max(stride) <= 8 and max(*padding, height, width) <= 127:
+            return IM2COL
+    fits = stride == (1, 1) and (4 + height) * (8 + width) <= 128  # pixels under a tile
+    return WGMMA if fits else TILES
 
 
 def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -39,7 +40,9 @@ def run(*command: object, **variables: str) -> str:
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, ROOT / "packaging/setup.py", "-q", "egg_info", "--egg-base", folder,
+    copy = folder / "packaging"  # sdist makes a folder beside setup.py, in each worker at once
+    shutil.copytree(ROOT / "packaging", copy, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    run(sys.executable, copy / "setup.py", "-q", "egg_info", "--egg-base", folder,
         "sdist", "--dist-dir", folder)  # fmt: skip
     return next(folder.glob("*.tar.gz"))
 

@@ -191,6 +191,11 @@ cudaError_t make_map(CUtensorMap* map, CUtensorMapDataType type, const void* dat
                                      &found);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
+  // The driver works in the thread's current context. A thread of autograd's has none yet; since
+  // CUDA 12 cudaSetDevice() makes one current.
+  int device;
+  cudaGetDevice(&device);
+  cudaSetDevice(device);
   if (col != 1) {
     std::swap(rows, cols);
     std::swap(row, col);

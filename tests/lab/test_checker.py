@@ -143,6 +143,19 @@ def test_only_gradients_wrong(check):
     assert "gradient is off by 3.3e-01" in report.failure()
 
 
+@pytest.mark.parametrize(("off", "ok"), [(3e-6, True), (3e-5, False)])
+def test_a_gradient_that_nearly_vanishes_is_judged_by_what_was_sent(check, off, ok):
+    """Its terms cancelled to a ten-thousandth, and their rounding did not."""
+    found = check(
+        lambda x: x * 1e-4,
+        lambda grad: grad * 1e-4 * (1 + off),
+        reference=lambda x: x.double() * 1e-4,
+        tolerance=lambda dtype: torch.finfo(dtype).eps,
+        cases=lambda: [check.case((9,), "contiguous", torch.float32)],
+    )
+    assert found.ok == ok, found.failure()
+
+
 def test_expanded_gradients_are_tried(check):
     def refuses_expanded(grad):
         if not grad.is_contiguous():

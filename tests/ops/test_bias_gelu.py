@@ -49,7 +49,7 @@ def test_refusals(device, what):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_small_values_left_of_zero_keep_their_digits(device, dtype):
-    """1 − Φ is fitted relative to itself: a norm over all values would not see the small ones."""
+    """1 − Φ is fitted relative to itself: a norm over all values would not show the small ones."""
     x = torch.linspace(-4, 4, 1000, device=device).to(dtype).view(-1, 1)
     out, wanted = bias_gelu(x, x.new_zeros(1)).double(), gelu(x.double())
     assert ((out - wanted).abs() <= (torch.finfo(dtype).eps / 2 + 5e-4) * wanted.abs()).all()

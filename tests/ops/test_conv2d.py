@@ -1,8 +1,8 @@
 """conv2d: every rung against float64, those with PTX too; every refusal, and the gradients.
 
 The CPU machine runs no PTX. Where there is no GPU, the few functions of a rung that hold it are
-replaced by ``software_ptx.h``, and all that is left of the rung is tested. Whether a rung that uses
-wgmma has all of its fences and waits, only a Hopper GPU can tell.
+replaced by ``software_ptx.h`` or ``software_tma.h``, and all that is left of the rung is tested.
+Whether a rung that uses wgmma has all of its fences and waits, only a Hopper GPU can tell.
 """
 
 import math
@@ -15,18 +15,36 @@ import torch
 import lab
 import loader
 import ops.conv2d
-from ops.conv2d import GENERAL, RESIDENT, TILES, WGMMA, conv2d, fastest, reference, tolerance
+from ops.conv2d import (
+    GENERAL,
+    IM2COL,
+    RESIDENT,
+    TILES,
+    WGMMA,
+    conv2d,
+    fastest,
+    reference,
+    tolerance,
+)
 from tests.conftest import ROOT
 
 RUNGS = loader.rungs("conv2d")
 EVERYTHING = ("1_direct", "3_implicit_gemm", GENERAL)
-HOPPER = (WGMMA, RESIDENT)
+HOPPER = (WGMMA, RESIDENT, IM2COL)
 BUILT_WITHOUT = "attributes.sharedSizeBytes == 0"  # which the CPU machine always says
-SOFTWARE = Path(__file__).with_name("software_ptx.h")
+SOFTWARE = {IM2COL: Path(__file__).with_name("software_tma.h")}
+SOFTWARE_PTX = Path(__file__).with_name("software_ptx.h")
 PTX = (  # whole functions, of one line or more, and the macro that wgmma() uses
-    r"(?:template <[^\n]*>\n)?__device__ void (?:cp_async|ldmatrix_x4|mma|wgmma|fence_proxy)\w*\("
+    r"(?:template <[^\n]*>\n)?__device__ void "
+    r"(?:cp_async|ldmatrix|stmatrix|mma|wgmma|fence_proxy|mbarrier|tma|warpgroup_barrier)\w*\("
     r"[^{]*\{(?:[^\n]*\}|[^\n]*\n.*?^\})\n|#define WGMMA(?:[^\n]*\\\n)+[^\n]*\n"
 )
+DRIVER = {  # names that the CPU machine refuses or does not have → those in software_tma.h
+    r"\bCUtensorMap\b": "SoftwareMap",
+    "cuTensorMapEncode": "software_encode_",
+    "cudaGetDriverEntryPointByVersion": "software_driver",
+    "#include <cuda.h>": "",
+}
 
 
 def has_ptx(rung):
@@ -42,10 +60,11 @@ def runnable(rung, folder):
     assert "asm" not in text
     assert (BUILT_WITHOUT in text) == (rung in HOPPER)
     text = text.replace(BUILT_WITHOUT, "false")
+    for driver, software in DRIVER.items():
+        text = re.sub(driver, software, text)
+    software = f'#include "{SOFTWARE.get(rung, SOFTWARE_PTX)}"\n#include <cstdint>'
     copy = folder / path.name
-    copy.write_text(
-        text.replace("#include <cstdint>", f'#include "{SOFTWARE}"\n#include <cstdint>')
-    )
+    copy.write_text(text.replace("#include <cstdint>", software))
     return copy
 
 
@@ -84,14 +103,16 @@ CHOICES = [  # channels, weight, stride, dilation, groups, the rung on Hopper
     (64, (64, 64, 3, 3), 1, 1, 1, RESIDENT),
     (40, (8, 40, 3, 3), 1, 1, 1, RESIDENT),
     (32, (64, 32, 3, 3), 1, 1, 1, WGMMA),  # few channels
-    (72, (64, 72, 3, 3), 1, 1, 1, WGMMA),  # many
-    (64, (72, 64, 3, 3), 1, 1, 1, WGMMA),
+    (72, (64, 72, 3, 3), 1, 1, 1, IM2COL),  # many
+    (64, (72, 64, 3, 3), 1, 1, 1, IM2COL),
     (128, (128, 64, 3, 3), 1, 1, 2, WGMMA),
-    (64, (64, 64, 3, 3), 1, 2, 1, WGMMA),
-    (64, (64, 64, 1, 1), 1, 1, 1, WGMMA),
-    (64, (64, 64, 5, 9), 1, 1, 1, WGMMA),  # 8 x 16 pixels
-    (64, (64, 64, 5, 10), 1, 1, 1, TILES),
-    (64, (64, 64, 3, 3), 2, 1, 1, TILES),
+    (64, (64, 64, 3, 3), 1, 2, 1, IM2COL),
+    (64, (64, 64, 3, 3), 2, 1, 1, IM2COL),
+    (64, (64, 64, 1, 1), 8, 1, 1, IM2COL),
+    (64, (64, 64, 1, 1), 9, 1, 1, TILES),
+    (32, (64, 32, 5, 9), 1, 1, 1, WGMMA),  # 8 x 16 pixels
+    (32, (64, 32, 5, 10), 1, 1, 1, TILES),
+    (32, (64, 32, 3, 3), 2, 1, 1, TILES),
     (64, (60, 64, 3, 3), 1, 1, 1, TILES),
 ]
 

@@ -1,5 +1,7 @@
 """matmul_tc: every rung on a GPU; what can be tested without one: refusals, compiling, choosing."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -62,6 +64,18 @@ def test_the_public_function_chooses_a_rung(device):
             out = matmul_tc(x, y)
             assert out.is_contiguous()
             torch.testing.assert_close(out, x @ y)
+
+
+@needs_gpu
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_thread_that_has_not_used_the_gpu_yet(rung):
+    """Autograd's threads begin so, and the driver's call for a tensor map needs a context."""
+    skip_if_it_cannot_run(rung)
+    kernel = loader.load("matmul_tc", rung)
+    a, b = torch.randn(2, 128, 128, device="cuda", dtype=torch.bfloat16)
+    with ThreadPoolExecutor(1) as pool:
+        out = pool.submit(kernel.matmul_tc, a, b).result()
+    assert torch.equal(out, kernel.matmul_tc(a, b))
 
 
 def test_the_public_function_refuses_what_does_not_fit(device):

@@ -6,13 +6,48 @@ import torch
 import lab
 import loader
 from ops import rms_norm_backward as gradient
-from ops.rms_norm import rms_norm
+from ops.rms_norm import BLOCK, GENERAL, LONG, fastest, reference, rms_norm
+
+PARTIAL = ("2_registers", "3_ahead")
 
 
 @pytest.mark.parametrize("rung", loader.rungs("rms_norm"))
 def test_every_case(rung):
     report = lab.check("rms_norm", rung, isolate=False)
-    assert bool(report.having("outside")) == (rung == "2_registers")
+    assert bool(report.having("outside")) == (rung in PARTIAL)
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "wanted"),
+    [
+        (128, torch.float32, GENERAL),
+        (132, torch.float32, BLOCK),
+        (16384, torch.bfloat16, BLOCK),
+        (16392, torch.bfloat16, LONG),
+        (4099, torch.float32, GENERAL),
+    ],
+)
+def test_a_rung_for_every_row_length(device, cols, dtype, wanted):
+    x, weight = torch.randn(3, cols).to(device, dtype), torch.randn(cols).to(device, dtype)
+    assert fastest(x, weight) == wanted
+    by_name = rms_norm(x, weight, kernel=loader.load("rms_norm", wanted))
+    assert torch.equal(rms_norm(x, weight), by_name)
+
+
+@pytest.mark.parametrize("slipped", [0, 1])
+def test_one_input_between_the_boundaries_is_for_the_general_rung(device, slipped):
+    x, weight = torch.randn(2 * 1024 + 1, device=device), torch.randn(1024 + 1, device=device)
+    x = (x[:-1] if slipped else x[1:]).view(2, 1024)
+    weight = weight[1:] if slipped else weight[:-1]
+    assert fastest(x, weight) == GENERAL
+    assert torch.allclose(rms_norm(x, weight).double(), reference(x, weight), atol=1e-5)
+
+
+@pytest.mark.parametrize("rung", PARTIAL)
+def test_what_a_rung_refuses_is_said(device, rung):
+    x, weight = torch.zeros(2, 1025, device=device), torch.zeros(1025, device=device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .* head of its \.cu file"):
+        rms_norm(x, weight, kernel=loader.load("rms_norm", rung))
 
 
 @pytest.mark.parametrize("rung", loader.rungs("rms_norm_backward"))
