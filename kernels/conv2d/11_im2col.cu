@@ -20,7 +20,7 @@
 #include <type_traits>
 
 constexpr int BK = 64, ROW_BYTES = BK * 2;  // channels of a pixel or filter; swizzled by TMA
-constexpr int BOX_BYTES = 64 * ROW_BYTES;   // a consumer's pixels of a stage; what is stored at once
+constexpr int BOX_BYTES = 64 * ROW_BYTES;  // a consumer's pixels of a stage; what is stored at once
 constexpr int STAGES = 4;
 template <int BM, int BN>  // a tile: BM / 64 warpgroups compute 64 pixels x BN filters each
 struct Tile {
@@ -54,7 +54,8 @@ __device__ uint32_t shared_address(const void* p) {
 // An mbarrier counts arrivals and bytes; a phase ends when both are complete.
 __device__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier),
+      "mbarrier.init.shared::cta.b64 [%0], %1;\n"
+      "fence.mbarrier_init.release.cluster;" ::"r"(barrier),
       "r"(arrivals)
       : "memory");
 }
@@ -69,7 +70,8 @@ __device__ void mbarrier_arrive(uint32_t barrier) {
 __device__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
@@ -106,7 +108,9 @@ __device__ void tma_store_wait_read() {  // all but the latest PENDING stores ha
 }
 // What was written to shared memory before it is visible to TMA after it.
 __device__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+__device__ void warpgroup_barrier(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
 // Stores four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8.
 __device__ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
@@ -214,7 +218,7 @@ __global__ void __launch_bounds__(Tile<BM, BN>::THREADS, 1)
   for (int u = blockIdx.x; u < tiles; u += gridDim.x) {
     const int pixel = u / tiles_k * BM + warpgroup * 64, k = u % tiles_k * BN;
     const bool has_bias = bias && t < BN && k + t < v.filters;
-    const T ahead = has_bias ? bias[k + t] : T(0.0f);  // arrives while the first stages are worked on
+    const T ahead = has_bias ? bias[k + t] : T(0.0f);  // arrives during the first stages
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(full + stage * 8, phase);
       const uint32_t a = base + stage * STAGE_BYTES + warpgroup * BOX_BYTES;
@@ -293,8 +297,8 @@ bool make_im2col_map(CUtensorMap* map, CUtensorMapDataType type, const void* x, 
                       v.pad_h - (v.kernel_h - 1) * v.dilation_h};
   const cuuint32_t right = v.stride_w, down = v.stride_h, every[] = {1, right, down, 1};
   return encode && encode(map, type, 4, const_cast<void*>(x), size, stride, first, last, BK,
-                          windows, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          windows, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
