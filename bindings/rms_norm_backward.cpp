@@ -109,7 +109,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, con
   TORCH_CHECK(error != cudaErrorInvalidValue && error != cudaErrorNotSupported,
               "rms_norm_backward: ", dtype, " of shape ", x.sizes(),
               " is not supported by this rung (", cudaGetErrorString(error),
-              "); the head of its .cu file says what is legal, and the last rung takes everything");
+              "); the head of its .cu file says what is legal, and without a kernel one is chosen");
   TORCH_CHECK(error == cudaSuccess,
               "rms_norm_backward: the launch failed: ", cudaGetErrorString(error));
   return {all.dx, all.dweight};

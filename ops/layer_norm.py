@@ -8,6 +8,8 @@ from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, store
 from ops.layer_norm_backward import layer_norm_backward
 
 DETERMINISTIC = True
+GENERAL = "8_any_row"  # takes every row length and every alignment
+BLOCK, SHORT, LONG = "4_vectorized", "6_short_rows", "7_ahead"  # see fastest()
 
 
 def reference(
@@ -48,7 +50,8 @@ def layer_norm(
         weight, bias: (C,), of x's dtype and device.
         residual: None, or a tensor like x that is added to it first.
         eps: added to the variance.
-        kernel: what ``loader.load("layer_norm", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("layer_norm", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         A contiguous tensor of x's shape and dtype; with a residual also h, which a transformer
@@ -57,8 +60,22 @@ def layer_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel or last_rung("layer_norm"))
+    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel)
     return out if residual is None else (out, total)
+
+
+def fastest(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None = None
+) -> str:
+    """The rung for these, by the length of a row; ``GENERAL`` where one of them does not begin, or
+    some rows would not begin, at a multiple of 16 bytes."""
+    row = x.shape[-1] * x.element_size() if x.dim() else 1
+    inputs = (x, weight, bias) if residual is None else (x, weight, bias, residual)
+    if row % 16 or any(t.data_ptr() % 16 for t in inputs):
+        return GENERAL
+    if row <= 512 and residual is None:
+        return SHORT
+    return BLOCK if row <= 1 << 15 else LONG
 
 
 class LayerNorm(torch.autograd.Function):
@@ -68,6 +85,7 @@ class LayerNorm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, residual, eps, kernel):
         x, weight, bias = (stored(t).contiguous() for t in (x, weight, bias))
         added = None if residual is None else stored(residual).contiguous()
+        kernel = kernel or last_rung("layer_norm", fastest(x, weight, bias, added))
         out, total, mean, rstd = kernel.layer_norm(x, weight, bias, added, eps)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.has_residual = residual is not None

@@ -7,6 +7,8 @@ import torch
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
+GENERAL, SHORT, IN_FLIGHT = "2_split_rows", "4_short_rows", "5_in_flight"  # see fastest()
+CLUSTERS = "6_clusters"
 
 
 def reference(
@@ -51,7 +53,8 @@ def layer_norm_backward(
         mean, rstd: one value a row, as layer_norm's kernels return them: float32, or float64 with a
             float64 x.
         grad_sum: None, or a tensor like x that is added to dx: the gradient of x + residual.
-        kernel: what ``loader.load("layer_norm_backward", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("layer_norm_backward", rung)`` returned; for None, the rung that
+            ``fastest`` names, or ``GENERAL`` where this GPU is too small for it.
 
     Returns:
         dx like x, dweight and dbias like weight. The same bits every time.
@@ -59,9 +62,28 @@ def layer_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    inputs = (stored(t).contiguous() for t in (grad, x, weight, mean, rstd))
-    more = None if grad_sum is None else stored(grad_sum).contiguous()
-    return (kernel or last_rung("layer_norm_backward")).layer_norm_backward(*inputs, more)
+    inputs = [stored(t).contiguous() for t in (grad, x, weight, mean, rstd)]
+    inputs.append(None if grad_sum is None else stored(grad_sum).contiguous())
+    if kernel:
+        return kernel.layer_norm_backward(*inputs)
+    rung = fastest(x)
+    try:
+        return last_rung("layer_norm_backward", rung).layer_norm_backward(*inputs)
+    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
+        if rung == GENERAL or "not supported by this rung" not in str(error):
+            raise
+    return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(*inputs)
+
+
+def fastest(x: torch.Tensor) -> str:
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
+    cols = x.shape[-1] if x.dim() > 0 else 0
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:

@@ -8,6 +8,8 @@ from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, store
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
+GENERAL = "4_any_row"  # takes every row length and every alignment
+BLOCK, LONG = "2_registers", "3_ahead"  # see fastest()
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -31,7 +33,8 @@ def rms_norm(
             copied once.
         weight: (C,), of x's dtype and device.
         eps: added to the mean square.
-        kernel: what ``loader.load("rms_norm", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("rms_norm", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         A contiguous tensor of x's shape and dtype.
@@ -39,7 +42,16 @@ def rms_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return RMSNorm.apply(x, weight, eps, kernel or last_rung("rms_norm"))
+    return RMSNorm.apply(x, weight, eps, kernel)
+
+
+def fastest(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """The rung for these, by the length of a row; ``GENERAL`` for short ones, and where x or weight
+    does not begin, or some rows would not begin, at a multiple of 16 bytes."""
+    row = x.shape[-1] * x.element_size() if x.dim() else 1
+    if row % 16 or x.data_ptr() % 16 or weight.data_ptr() % 16 or row <= 512:
+        return GENERAL
+    return BLOCK if row <= 1 << 15 else LONG
 
 
 class RMSNorm(torch.autograd.Function):
@@ -48,6 +60,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps, kernel):
         x, weight = stored(x).contiguous(), stored(weight).contiguous()
+        kernel = kernel or last_rung("rms_norm", fastest(x, weight))
         out, rstd = kernel.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         return out

@@ -7,6 +7,8 @@ import torch
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
+GENERAL, IN_FLIGHT, SHORT = "1_two_kernels", "2_in_flight", "3_short_rows"  # see fastest()
+CLUSTERS = "4_clusters"
 
 
 def reference(
@@ -39,7 +41,8 @@ def rms_norm_backward(
             is not contiguous is copied once.
         weight: (C,), of x's dtype.
         rstd: one value a row, as rms_norm's kernels return it: float32, or float64 if x is.
-        kernel: what ``loader.load("rms_norm_backward", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("rms_norm_backward", rung)`` returned; for None, the rung that
+            ``fastest`` names, or ``GENERAL`` where this GPU is too small for it.
 
     Returns:
         dx like x, dweight like weight. The same bits every time.
@@ -47,8 +50,27 @@ def rms_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    inputs = (stored(t).contiguous() for t in (grad, x, weight, rstd))
-    return (kernel or last_rung("rms_norm_backward")).rms_norm_backward(*inputs)
+    inputs = [stored(t).contiguous() for t in (grad, x, weight, rstd)]
+    if kernel:
+        return kernel.rms_norm_backward(*inputs)
+    rung = fastest(x)
+    try:
+        return last_rung("rms_norm_backward", rung).rms_norm_backward(*inputs)
+    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
+        if rung == GENERAL or "not supported by this rung" not in str(error):
+            raise
+    return last_rung("rms_norm_backward", GENERAL).rms_norm_backward(*inputs)
+
+
+def fastest(x: torch.Tensor) -> str:
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
+    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
+    cols = x.shape[-1] if x.dim() > 0 else 0
+    unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
+    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
+        if cols <= most * unit:
+            return rung
+    return GENERAL
 
 
 def cost(grad, x, weight, rstd) -> Cost:

@@ -8,6 +8,7 @@ from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, store
 from ops.softmax_backward import softmax_backward
 
 DETERMINISTIC = True
+SHORT, GENERAL = "7_short_rows", "8_any_row"  # see fastest(); GENERAL takes short ones, too
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -22,7 +23,8 @@ def softmax(x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = No
         x: at least one dimension, float32, float64, float16 or bfloat16. Any strides; what is not
             contiguous along ``dim`` is copied once.
         dim: the dimension that is to sum up to 1.
-        kernel: what ``loader.load("softmax", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("softmax", rung)`` returned. For None, that of the rung which
+            ``fastest`` names.
 
     Returns:
         A tensor of x's shape and dtype, contiguous if ``dim`` is the last one. As in PyTorch, a
@@ -32,7 +34,6 @@ def softmax(x: torch.Tensor, dim: int = -1, kernel: types.ModuleType | None = No
         RuntimeError: device or dtype do not fit.
         IndexError: x has no dimension ``dim``.
     """
-    kernel = kernel or last_rung("softmax")
     if dim not in (-1, x.dim() - 1):
         return Softmax.apply(x.transpose(dim, -1), kernel).transpose(dim, -1)
     return Softmax.apply(x, kernel)
@@ -42,8 +43,9 @@ class Softmax(torch.autograd.Function):
     """Keeps the result: the gradient needs nothing else."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, kernel: types.ModuleType) -> torch.Tensor:
-        out = kernel.softmax(stored(x).contiguous())
+    def forward(ctx, x: torch.Tensor, kernel: types.ModuleType | None) -> torch.Tensor:
+        x = stored(x).contiguous()
+        out = (kernel or last_rung("softmax", fastest(x))).softmax(x)
         ctx.save_for_backward(out)
         return out
 
@@ -52,6 +54,16 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (out,) = ctx.saved_tensors
         return softmax_backward(grad, out), None
+
+
+def fastest(x: torch.Tensor) -> str:
+    """The rung for x: ``SHORT`` for rows that 32 lanes keep in 32 registers each, else ``GENERAL``.
+
+    A register holds a float, also of 16 bits, or half a double.
+    """
+    if x.dim() == 0:
+        return GENERAL  # which refuses it
+    return SHORT if x.shape[-1] * max(4, x.element_size()) <= 32 * 32 * 4 else GENERAL
 
 
 def cost(x: torch.Tensor) -> Cost:

@@ -7,6 +7,7 @@ import torch
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
 
 DETERMINISTIC = True
+SHORT, GENERAL = "3_short_rows", "4_any_row"  # see fastest(); GENERAL takes short ones, too
 
 
 def reference(grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -26,7 +27,8 @@ def softmax_backward(
     Args:
         grad, out: tensors of one shape, device and dtype (float32, float64, float16 or bfloat16).
             Any strides; what is not contiguous is copied once.
-        kernel: what ``loader.load("softmax_backward", rung)`` returned; the last rung for None.
+        kernel: what ``loader.load("softmax_backward", rung)`` returned. For None, that of the
+            rung which ``fastest`` names.
 
     Returns:
         A contiguous tensor of the same shape and dtype.
@@ -34,8 +36,15 @@ def softmax_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    kernel = kernel or last_rung("softmax_backward")
+    kernel = kernel or last_rung("softmax_backward", fastest(out))
     return kernel.softmax_backward(stored(grad).contiguous(), stored(out).contiguous())
+
+
+def fastest(out: torch.Tensor) -> str:
+    """The rung for out: ``SHORT`` for rows that 32 lanes keep, 64 bytes each, else ``GENERAL``."""
+    if out.dim() == 0:
+        return GENERAL  # which refuses it
+    return SHORT if out.shape[-1] * out.element_size() <= 32 * 64 else GENERAL
 
 
 def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:

@@ -43,7 +43,10 @@ TMA = (
 )
 GRAPH = "CUDA graphs are not there on the CPU machine; launch the kernels one after the other"
 UNTYPED = "the CPU machine needs the kernel's types; write kernel<<<grid, block>>>(...)"
+WITHOUT_SYNC = ["__shfl", "__shfl_up", "__shfl_down", "__shfl_xor", "__ballot", "__any", "__all"]
 REFUSED = {
+    **{name: f"CUDA no longer has it; write {name}_sync, whose first argument is the mask of the "
+             "lanes that take part (0xffffffff for all)" for name in WITHOUT_SYNC},
     **dict.fromkeys(["asm", "__asm__", "__asm"], PTX),
     **dict.fromkeys(["this_grid", "grid_group", "cudaLaunchCooperativeKernel"], GRID),
     **dict.fromkeys(
@@ -55,6 +58,7 @@ REFUSED = {
     **dict.fromkeys(["cudaGraph_t", "cudaGraphLaunch", "cudaStreamBeginCapture"], GRAPH),
     **dict.fromkeys(["cudaLaunchKernel", "cudaLaunchKernelExC"], UNTYPED),
 }  # fmt: skip
+REFUSAL = '_Pragma("GCC error'
 
 
 class RewriteError(Exception):
@@ -194,7 +198,7 @@ def rewrite(source: str, path: str) -> str:
             file.edits.append((at, at + 1, "SIMT_NOINLINE"))
         elif file.is_name(at, *REFUSED) and not file.is_op(file.step(at, -1), ".", "->"):
             message = f"{file.tokens[at].text}: {REFUSED[file.tokens[at].text]}"
-            refusal = f'_Pragma("GCC error \\"{message}\\"") {file.tokens[at].text}'
+            refusal = f'{REFUSAL} \\"{message}\\"") {file.tokens[at].text}'
             file.edits.append((at, at + 1, refusal))
         at = end
     return apply_edits(file)

@@ -1,10 +1,10 @@
-// 4_in_flight.cu: several loads in flight, and cheaper arithmetic
-// Before : rung 3 has one load in flight per thread, divides to find its column, and calls erff for
-//          every 2 bytes it moves: for the 16-bit types arithmetic takes as long as memory
+// 4_in_flight.cu: several loads in flight
+// Before : rung 3 has one load in flight per thread, and divides to find its column
 // Idea   : a thread stays in its columns (bias in registers, no division) and loads ROWS rows
-//          before it uses the first; 16-bit types get an erf of their own precision
-// Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; bound by memory        Legal: any
-// Result : 0.93 of copy, 6.37x rung 1, 3.68x eager  (H200, bfloat16 (8192, 8192) contiguous none)
+//          before it uses the first
+// Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; the 16-bit types wait for erff, not for memory
+//          Legal: any
+// Result : not measured yet
 // Try    : ROWS 4 → 1, then 8; predict first
 
 #include <cuda_bf16.h>
@@ -18,9 +18,9 @@
 #define ROWS 4  // rows in flight, forward
 #endif
 #ifndef BACK_BLOCKS
-#define BACK_BLOCKS 528  // backward: 4 for each of 132 SMs; more would only write more partial sums
+#define BACK_BLOCKS 1056  // backward: 8 for each of 132 SMs; more would only write more sums
 #endif
-constexpr int BLOCK = 256;
+constexpr int BLOCK = 128;
 constexpr int64_t MAX_GRID_Y = 65535;
 
 template <typename T>
@@ -31,56 +31,20 @@ struct alignas(N * sizeof(T)) Pack {
   T at[N];
 };
 
-// e^x and 1/x to 22 bits in one instruction each; __expf and __fdividef take four, to be right for
-// denormals as well.
-#ifdef __SIMT_CPU__
-__device__ float fast_exp2(float x) { return exp2f(x); }
-__device__ float fast_reciprocal(float x) { return 1.0f / x; }
-#else
-__device__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-#endif
-
 template <typename A>
 struct Phi {
   A value, slope;  // Φ(h) and Φ'(h): GELU(h) = h·Φ(h), its derivative Φ(h) + h·Φ'(h)
 };
 
-// T is what the result is stored as. FAST: 1e-7 is far below half an epsilon of the 16-bit types.
-template <typename T, bool TANH, typename A>
+template <bool TANH, typename A>
 __device__ Phi<A> phi(A h) {
-  constexpr bool FAST = sizeof(T) == 2;
-  constexpr A LOG2_E = A(1.4426950408889634), DENSITY_0 = A(0.39894228040143268);
   if constexpr (TANH) {  // (1 + tanh(u/2)) / 2 is the logistic function 1 / (1 + e^-u): no tanh
     constexpr A U = A(1.5957691216057307);  // u = U·(h + 0.044715·h³)
-    A s;
-    if constexpr (FAST) {
-      s = fast_reciprocal(1.0f + fast_exp2(h * (-LOG2_E * U - LOG2_E * U * 0.044715f * h * h)));
-    } else {
-      s = A(1) / (A(1) + exp(-U * (h + A(0.044715) * h * h * h)));
-    }
+    const A s = A(1) / (A(1) + exp(-U * (h + A(0.044715) * h * h * h)));
     return {s, s * (A(1) - s) * (U + U * A(0.134145) * h * h)};
-  } else if constexpr (FAST) {
-    // erfc by Abramowitz and Stegun 7.1.26, off by at most 1.5e-7: a polynomial times e^(-h²/2),
-    // which is also what the derivative wants.
-    const float t = fast_reciprocal(1.0f + 0.23164189f * fabsf(h));
-    const float e = fast_exp2(h * h * (-0.5f * LOG2_E));
-    float p = 0.5307027145f * t - 0.7265760135f;  // the book's coefficients, halved
-    p = p * t + 0.7107068705f;
-    p = p * t - 0.142248368f;
-    p = p * t + 0.127414796f;
-    const float half_erfc = p * t * e;
-    return {h < 0 ? half_erfc : 1.0f - half_erfc, DENSITY_0 * e};
   } else {
-    return {A(0.5) * (A(1) + erf(h * A(0.70710678118654752))), DENSITY_0 * exp(A(-0.5) * h * h)};
+    const A density = A(0.39894228040143268) * exp(A(-0.5) * h * h);  // of the normal distribution
+    return {A(0.5) * (A(1) + erf(h * A(0.70710678118654752))), density};
   }
 }
 
@@ -115,7 +79,7 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         const A v = A(h[j].at[k]) + b[k];
-        h[j].at[k] = static_cast<T>(v * phi<T, TANH>(v).value);
+        h[j].at[k] = static_cast<T>(v * phi<TANH>(v).value);
       }
       *reinterpret_cast<P*>(out + (r + j * stride) * cols + c) = h[j];
     }
@@ -149,7 +113,7 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
         for (int k = 0; k < N; ++k) {
           const A v = A(h[j].at[k]) + b[k];
-          const Phi<A> f = phi<T, TANH>(v);
+          const Phi<A> f = phi<TANH>(v);
           const A d = A(g[j].at[k]) * (f.value + v * f.slope);
           h[j].at[k] = static_cast<T>(d);
           sum[k] += d;
@@ -225,7 +189,7 @@ cudaError_t forward(const T* x, const T* bias, T* out, int64_t rows, int64_t col
 
 // Rows of the workspace (parts × cols accumulators) that the backward pass wants.
 extern "C" int64_t bias_gelu_backward_parts(int64_t rows, int64_t cols) {
-  return std::max<int64_t>(1, std::min(BACK_BLOCKS / blocks(cols, 2048), blocks(rows, 2)));
+  return std::max<int64_t>(1, std::min(BACK_BLOCKS / blocks(cols, 1024), blocks(rows, 2)));
 }
 
 template <typename T, typename A, int N, bool TANH>

@@ -1,21 +1,23 @@
 // 4_vectorized.cu: a block a row, 16 bytes a load, the row in registers
 // Before : rung 3 ends at 1024 values, and moves 2 or 4 bytes an instruction
-// Idea   : as many warps as the row needs, each thread with up to 32 values in packs of 16 bytes; a
-//          thread's own mean and distances come from registers, and one exchange joins the block
+// Idea   : a thread has two packs of 16 bytes and a row as many threads as that takes: 32 registers a
+//          thread let an SM hold all the threads it can. Distances are taken from the mean of the
+//          warp, and one exchange joins the block
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
-// Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 16384 (float64: 8192), pointers on 16 bytes
-// Result : 0.96 of copy, 1.17x rung 1, 1.32x eager  (H200, float32 (32768, 4096), CUDA 13.0)
-// Try    : keep x in shared memory in place of registers; predict first
+// Legal  : cols·sizeof(T) a multiple of 16, up to 32768; pointers on 16 bytes
+// Result : not measured yet
+// Try    : PACKS 2 → 8 with MAX_BLOCK 1024 → 256; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 512;
+constexpr int MAX_BLOCK = 1024;
+constexpr int PACKS = 2;  // of a row, a thread
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -24,12 +26,54 @@ template <typename T>
 constexpr int N = 16 / sizeof(T);
 
 template <typename T>
-constexpr int VALUES = 128 / sizeof(Wide<T>);  // a thread keeps: 32 registers' worth
-
-template <typename T>
 struct alignas(16) Pack {  // one load, one store
   T at[N<T>];
 };
+
+// The 16 bits of a bfloat16 are the high half of a float: one shift or mask a value, where the cast
+// takes two instructions.
+template <typename T, typename W>
+__device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    unsigned bits[4];
+    memcpy(bits, &pack, 16);
+    for (int k = 0; k < 8; ++k) {
+      value[k] = __uint_as_float(k % 2 == 0 ? bits[k / 2] << 16 : bits[k / 2] & 0xffff0000u);
+    }
+  } else {
+    for (int k = 0; k < N<T>; ++k) value[k] = static_cast<W>(pack.at[k]);
+  }
+}
+
+template <typename T>
+__device__ T add(T a, T b) {
+  return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+}
+
+template <typename T, typename W>
+__device__ void add_up(Pack<T> pack, W& sum) {
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += value[k];
+}
+
+template <typename T, typename W>
+__device__ void add_up_squares(Pack<T> pack, W mean, W& sum) {  // of distances from the mean
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += (value[k] - mean) * (value[k] - mean);
+}
+
+template <typename T, typename W>
+__device__ Pack<T> normalize(Pack<T> pack, W mean, W rstd, Pack<T> weight, Pack<T> bias) {
+  W value[N<T>], w[N<T>], b[N<T>];
+  widen(pack, value);
+  widen(weight, w);
+  widen(bias, b);
+  for (int k = 0; k < N<T>; ++k) value[k] = (value[k] - mean) * rstd * w[k] + b[k];
+  for (int k = 0; k < N<T>; ++k) pack.at[k] = static_cast<T>(value[k]);
+  return pack;
+}
 
 template <typename W>
 struct Part {         // of a row
@@ -37,81 +81,67 @@ struct Part {         // of a row
 };
 
 template <typename W>
-__device__ Part<W> join_warp(Part<W> a) {
-  for (int d = 16; d > 0; d /= 2) {
-    const Part<W> b = {__shfl_xor_sync(~0u, a.count, d), __shfl_xor_sync(~0u, a.mean, d),
-                       __shfl_xor_sync(~0u, a.m2, d)};
-    const W count = a.count + b.count, distance = b.mean - a.mean;
-    const W share = count > 0 ? b.count / count : 0;
-    a = {count, a.mean + distance * share, a.m2 + b.m2 + distance * distance * a.count * share};
-  }
-  return a;
+__device__ W sum_warp(W value) {
+  for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+  return value;
+}
+
+// Joins the parts of 32 lanes: the mean first, then the distances from it. Joining two by two would
+// divide in every step.
+template <typename W>
+__device__ Part<W> join_warp(Part<W> part) {
+  const W count = sum_warp(part.count), mean = sum_warp(part.count * part.mean) / count;
+  const W distance = part.count > 0 ? part.mean - mean : 0;
+  return {count, mean, sum_warp(part.m2 + part.count * distance * distance)};
 }
 
 template <typename T, typename W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                       W* mean_out, W* rstd_out, int cols, W eps) {
-  constexpr int PACKS = VALUES<T> / N<T>;  // that a thread keeps; the row has `packs`
   __shared__ Part<W> found[MAX_BLOCK / 32];
-  const int packs = cols / N<T>, t = threadIdx.x, lane = t % 32, warps = blockDim.x / 32;
-  const int64_t first = int64_t{blockIdx.x} * packs;
+  const int t = threadIdx.x, threads = blockDim.x, lane = t % 32, packs = cols / N<T>;
+  const int64_t first = int64_t{blockIdx.x} * cols;
 
   Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
-#pragma unroll
   for (int p = 0; p < PACKS; ++p) {
-    const int i = p * blockDim.x + t;
-    if (i < packs) pack[p] = reinterpret_cast<const Pack<T>*>(x)[first + i];
+    const int i = p * threads + t;
+    if (i < packs) pack[p] = reinterpret_cast<const Pack<T>*>(x + first)[i];
   }
   if (residual != nullptr) {
-#pragma unroll
     for (int p = 0; p < PACKS; ++p) {
-      const int i = p * blockDim.x + t;
-      if (i < packs) {
-        const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual)[first + i];
-#pragma unroll
-        for (int k = 0; k < N<T>; ++k) {
-          pack[p].at[k] =
-              static_cast<T>(static_cast<W>(pack[p].at[k]) + static_cast<W>(more.at[k]));
-        }
-        reinterpret_cast<Pack<T>*>(sum)[first + i] = pack[p];
-      }
+      const int i = p * threads + t;
+      if (i >= packs) continue;
+      const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual + first)[i];
+      for (int k = 0; k < N<T>; ++k) pack[p].at[k] = add(pack[p].at[k], more.at[k]);
+      reinterpret_cast<Pack<T>*>(sum + first)[i] = pack[p];
     }
   }
-  W value[VALUES<T>];
-  Part<W> part = {0, 0, 0};
-#pragma unroll
-  for (int k = 0; k < VALUES<T>; ++k) {
-    const bool inside = k / N<T> * static_cast<int>(blockDim.x) + t < packs;
-    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : 0;
-    part.count += inside;
-    part.mean += value[k];
+  int mine = 0;
+  W total = 0;
+  for (int p = 0; p < PACKS; ++p) {
+    if (p * threads + t >= packs) continue;
+    mine += N<T>;
+    add_up(pack[p], total);
   }
-  if (part.count > 0) part.mean /= part.count;
-#pragma unroll
-  for (int k = 0; k < VALUES<T>; ++k) {
-    const bool inside = k / N<T> * static_cast<int>(blockDim.x) + t < packs;
-    if (inside) part.m2 += (value[k] - part.mean) * (value[k] - part.mean);
+  // Distances from the mean of the warp: no barrier before them, and no cancellation.
+  const W count = sum_warp(static_cast<W>(mine)), mean = sum_warp(total) / count;
+  Part<W> part = {count, mean, 0};
+  for (int p = 0; p < PACKS; ++p) {
+    if (p * threads + t < packs) add_up_squares(pack[p], mean, part.m2);
   }
-  part = join_warp(part);
+  part.m2 = sum_warp(part.m2);
   if (lane == 0) found[t / 32] = part;
   __syncthreads();
-  part = join_warp(lane < warps ? found[lane] : Part<W>{0, 0, 0});
-  const W rstd = 1 / sqrt(part.m2 / cols + eps);
+  part = join_warp(lane < threads / 32 ? found[lane] : Part<W>{0, 0, 0});
+  const W rstd = rsqrt(part.m2 / cols + eps);
 
-#pragma unroll
   for (int p = 0; p < PACKS; ++p) {
-    const int i = p * blockDim.x + t;
-    if (i < packs) {
-      const Pack<T> w = reinterpret_cast<const Pack<T>*>(weight)[i];
-      const Pack<T> b = reinterpret_cast<const Pack<T>*>(bias)[i];
-#pragma unroll
-      for (int k = 0; k < N<T>; ++k) {
-        const W normal = (value[p * N<T> + k] - part.mean) * rstd;
-        pack[p].at[k] = static_cast<T>(normal * static_cast<W>(w.at[k]) + static_cast<W>(b.at[k]));
-      }
-      reinterpret_cast<Pack<T>*>(out)[first + i] = pack[p];
-    }
+    const int i = p * threads + t;
+    if (i >= packs) continue;
+    const Pack<T> w = reinterpret_cast<const Pack<T>*>(weight)[i];
+    const Pack<T> b = reinterpret_cast<const Pack<T>*>(bias)[i];
+    reinterpret_cast<Pack<T>*>(out + first)[i] = normalize(pack[p], part.mean, rstd, w, b);
   }
   if (t == 0) {  // the gradient needs both
     mean_out[blockIdx.x] = part.mean;
@@ -122,46 +152,27 @@ __global__ void __launch_bounds__(MAX_BLOCK)
 template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
-  uintptr_t bits = 0;
+  uintptr_t bits = cols * sizeof(T);
   for (const T* pointer :
        {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
-  if (bits % 16 != 0 || cols % N<T> != 0 || cols > MAX_BLOCK * VALUES<T> || rows > INT32_MAX) {
+  if (bits % 16 != 0 || cols > MAX_BLOCK * PACKS * N<T> || rows > INT32_MAX) {
     return cudaErrorInvalidValue;
   }
-  const int warps = static_cast<int>((cols + 32 * VALUES<T> - 1) / (32 * VALUES<T>));
+  const int warps = static_cast<int>((cols + 32 * PACKS * N<T> - 1) / (32 * PACKS * N<T>));
   layer_norm_kernel<<<static_cast<unsigned>(rows), 32 * warps, 0, stream>>>(
       x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols), static_cast<W>(eps));
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t layer_norm_launch_f32(const float* x, const float* residual,
-                                             const float* weight, const float* bias, float* sum,
-                                             float* out, float* mean, float* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_f64(const double* x, const double* residual,
-                                             const double* weight, const double* bias, double* sum,
-                                             double* out, double* mean, double* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_f16(const __half* x, const __half* residual,
-                                             const __half* weight, const __half* bias, __half* sum,
-                                             __half* out, float* mean, float* rstd, int64_t rows,
-                                             int64_t cols, double eps, cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
-
-extern "C" cudaError_t layer_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* residual,
-                                              const __nv_bfloat16* weight,
-                                              const __nv_bfloat16* bias, __nv_bfloat16* sum,
-                                              __nv_bfloat16* out, float* mean, float* rstd,
-                                              int64_t rows, int64_t cols, double eps,
-                                              cudaStream_t stream) {
-  return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
-}
+#define LAUNCHER(SUFFIX, T, W)                                                                \
+  extern "C" cudaError_t layer_norm_launch_##SUFFIX(                                          \
+      const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out, W* mean, \
+      W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {                 \
+    return launch(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);  \
+  }
+LAUNCHER(f32, float, float)
+LAUNCHER(f64, double, double)
+LAUNCHER(f16, __half, float)
+LAUNCHER(bf16, __nv_bfloat16, float)

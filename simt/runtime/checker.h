@@ -84,7 +84,8 @@ struct Access {
 struct Target {
   Cell* cells;  // of the word that holds the first byte; null if none are kept
   bool shared;
-  bool counted;  // false for the arguments and other memory of the kernel's own
+  bool counted;                 // false for the arguments and other memory of the kernel's own
+  bool may_have_holes = false;  // a struct there can have padding, which nobody writes
 };
 
 Site& site_of(const void* pc);

@@ -44,6 +44,8 @@ const ErrorText kErrors[] = {
     {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
     {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
     {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
+    {cudaErrorInvalidClusterSize, "cudaErrorInvalidClusterSize",
+     "misconfigured thread block cluster"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
 };
@@ -116,9 +118,9 @@ size_t dynamic_shared_limit(const void* kernel) {
              : static_cast<size_t>(found->second);
 }
 
-bool big_clusters_allowed(const void* kernel) {
+unsigned largest_cluster(const void* kernel) {
   std::lock_guard<std::mutex> guard(attributes().mutex);
-  return kernel != nullptr && attributes().big_clusters[kernel];
+  return kernel != nullptr && attributes().big_clusters[kernel] ? 16 : 8;
 }
 
 }  // namespace simt
@@ -420,8 +422,24 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared);
 }
 
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
-  *clusters = simt::kMultiprocessors;
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel,
+                                           const cudaLaunchConfig_t* config) {
+  const dim3 c = simt::cluster_of(*config), b = config->blockDim;
+  const unsigned size = c.x * c.y * c.z;
+  if (size == 0 || size > simt::largest_cluster(kernel)) {
+    return last_error = cudaErrorInvalidClusterSize;
+  }
+  int blocks = 0;
+  const auto threads = static_cast<int>(b.x * b.y * b.z);
+  const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks, kernel, threads, config->dynamicSmemBytes);
+  *clusters = simt::kMultiprocessors * blocks / static_cast<int>(size);
+  return error;
+}
+
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void* kernel,
+                                                 const cudaLaunchConfig_t*) {
+  *size = static_cast<int>(simt::largest_cluster(kernel));
   return cudaSuccess;
 }
 

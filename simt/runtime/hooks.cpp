@@ -27,16 +27,30 @@ bool is_private(const Worker& w, const char* p) {
   return p >= fiber.stack && p < fiber.stack + kStackSize;  // a local variable
 }
 
+// A thread that asks for one flag over and over waits for another thread: let that one run, and do
+// not wait for the nudge. (Blocks run one after the other, so this is not shared.)
+void give_way_when_spinning(const char* flag) {
+  constexpr unsigned kPatience = 32;
+  static const char* last = nullptr;
+  static unsigned times = 0;
+  times = flag == last ? times + 1 : 0;
+  last = flag;
+  if (times % kPatience == kPatience - 1) yield();
+}
+
 inline void access(void* address, unsigned size, Kind kind, bool aligned, const void* pc) {
   if (thread == nullptr) return;  // host code of the same file
   Worker& w = *worker;
   const auto* p = static_cast<const char*>(address);
   if (!w.in_kernel || is_private(w, p)) return;  // the machine's own code, or the thread's own data
-  InMachine guard;
-  const Access a{p, size, kind, aligned, site_of(pc)};
-  const Target target = find_target(w, a);
-  if (target.cells) check_races(w, a, target);
-  if (target.counted) count(w, a, target.shared);
+  {
+    InMachine guard;
+    const Access a{p, size, kind, aligned, site_of(pc)};
+    const Target target = find_target(w, a);
+    if (target.cells) check_races(w, a, target);
+    if (target.counted) count(w, a, target.shared);
+  }
+  if (is_atomic(kind)) give_way_when_spinning(p);
 }
 
 }  // namespace

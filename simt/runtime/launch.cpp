@@ -44,7 +44,7 @@ std::string refusal(const Request& r) {
   if (cluster == 0 || g.x % c.x || g.y % c.y || g.z % c.z) {
     return "the grid is " + text(g) + ", which clusters of " + text(c) + " do not divide";
   }
-  if (cluster > (big_clusters_allowed(r.kernel) ? 16 : 8)) {
+  if (cluster > largest_cluster(r.kernel)) {
     return "a cluster has " + std::to_string(cluster) + " blocks; 8 are portable, 16 need " +
            "cudaFuncAttributeNonPortableClusterSizeAllowed";
   }
@@ -157,6 +157,16 @@ class Team {
 std::mutex one_launch_at_a_time;
 
 }  // namespace
+
+dim3 cluster_of(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; i++) {
+    const cudaLaunchAttribute& a = config.attrs[i];
+    if (a.id == cudaLaunchAttributeClusterDimension) {
+      return dim3(a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z);
+    }
+  }
+  return dim3(1, 1, 1);
+}
 
 void launch(const Request& request) {
   const std::string launch_line =

@@ -185,13 +185,15 @@ const SharedVariable* shared_variable_at(size_t offset, bool nearest) {
 Target find_shared(Worker& w, const Access& a) {
   const size_t address = static_cast<size_t>(a.p - w.shared);
   const size_t offset = address % kSharedArena;
+  bool may_have_holes = true;  // whatever is carved out of dynamic shared memory
   if (offset < kDynamicArea) {
     if (offset + a.size > w.launch->request.dynamic_shared) fail_outside_shared(a, offset);
   } else {
     const SharedVariable* v = shared_variable_at(offset, false);
     if (!v || offset + a.size > v->offset + v->bytes) fail_outside_shared(a, offset);
+    may_have_holes = v->may_have_holes;
   }
-  return {shared_cells + address / 4, true, true};
+  return {shared_cells + address / 4, true, true, may_have_holes};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 // 16-bit accesses to different parts of a word only the last is remembered.
 #include <sys/mman.h>
 
+#include <map>
 #include <new>
 
 #include "checker.h"
@@ -31,14 +32,19 @@ uint32_t now = 1;
 Clock* clocks = nullptr;  // one per block of the grid
 size_t clocks_bytes = 0;
 
+bool in_warp_of(const Thread& t, const Mark& m) {
+  return m.block == t.block->number && m.thread / kWarpSize == t.rank / kWarpSize &&
+         !m.several_warps;
+}
+
 bool ordered(const Worker& w, const Mark& m, const Thread& t) {
   const Block& b = *t.block;
   const Clock& mine = clocks[b.number];
   const Clock& other = clocks[m.block];
   if (m.block == b.number) {
     if (m.epoch != b.epoch) return true;
-    const bool same_warp = m.thread / kWarpSize == t.rank / kWarpSize && !m.several_warps;
-    if (same_warp && m.warp_epoch != static_cast<uint16_t>(w.warps[t.warp].epoch)) return true;
+    const bool synchronised = m.warp_epoch != static_cast<uint16_t>(w.warps[t.warp].epoch);
+    if (synchronised && in_warp_of(t, m)) return true;
     return other.block_release > m.time && mine.acquire > m.time;
   }
   if (m.epoch >= w.first_epoch && m.epoch <= w.cluster_epoch) return true;
@@ -54,8 +60,7 @@ bool conflicts(const Worker& w, const Mark& m, const Thread& t, unsigned bytes, 
   if (m.atomic && is_atomic(a.kind)) {
     // Volatile alone orders nothing between the lanes of a warp: they need __syncwarp().
     const bool both_volatile = m.is_volatile && a.kind != Kind::kAtomic;
-    const bool same_warp = m.block == t.block->number && m.thread / kWarpSize == t.rank / kWarpSize;
-    if (!(both_volatile && same_warp)) return false;
+    if (!(both_volatile && in_warp_of(t, m))) return false;
   }
   return !ordered(w, m, t);
 }
@@ -88,12 +93,15 @@ std::string race_text(const Worker& w, const Mark& m, bool mark_writes, const Ac
         ", and nothing says which comes first.\n  Next: let one block own each element, "
         "or use atomics, or launch a second kernel. (A flag between blocks needs "
         "__threadfence() before it is set.)";
-  } else if (m.thread / kWarpSize == t.rank / kWarpSize && !m.several_warps) {
+  } else if (in_warp_of(t, m)) {
     message +=
         ", both in one warp, with no __syncwarp() between.\n  Next: put __syncwarp() (or "
         "__syncthreads()) between the two.";
   } else {
     message += ", with no barrier between.\n  Next: put __syncthreads() between the two.";
+  }
+  if (mark_writes ? m.atomic && a.kind == Kind::kRead : !m.atomic && is_atomic(a.kind)) {
+    message += " (If a value that may be out of date will do, read it through a volatile pointer.)";
   }
   return message;
 }
@@ -105,28 +113,30 @@ std::string race_text(const Worker& w, const Mark& m, bool mark_writes, const Ac
 // A plain read of what others update atomically is how every loop around atomicCAS begins, and
 // there it does no harm. So it is forgiven when the same thread goes on with an atomic there.
 struct DoubtfulRead {
-  const Thread* reader = nullptr;
   const char* p;
   std::string message;
 };
-DoubtfulRead doubtful_read;
+std::map<const Thread*, DoubtfulRead> doubtful_reads;
 
 void report_doubtful_read(const Worker& w) {
-  if (doubtful_read.reader == nullptr) return;
-  fail_here(*w.launch, cudaErrorLaunchFailure, doubtful_read.message, doubtful_read.reader);
-  doubtful_read.reader = nullptr;
+  if (doubtful_reads.empty()) return;
+  const auto& [reader, read] = *doubtful_reads.begin();
+  fail_here(*w.launch, cudaErrorLaunchFailure, read.message, reader);
+  doubtful_reads.clear();
 }
 
 void doubt(const Worker& w, const Mark& m, const Access& a) {
-  if (doubtful_read.reader != nullptr) {
-    if (doubtful_read.reader == thread && doubtful_read.p == a.p) return;
-    fail(cudaErrorLaunchFailure, doubtful_read.message);
+  auto [found, is_new] = doubtful_reads.try_emplace(thread);
+  if (is_new) {
+    found->second = {a.p, race_text(w, m, true, a)};
+  } else if (found->second.p != a.p) {
+    fail(cudaErrorLaunchFailure, found->second.message);
   }
-  doubtful_read = {thread, a.p, race_text(w, m, true, a)};
 }
 
 void forgive(Cell& cell, const Access& a) {
-  if (doubtful_read.reader == thread && doubtful_read.p == a.p) doubtful_read.reader = nullptr;
+  auto found = doubtful_reads.find(thread);
+  if (found != doubtful_reads.end() && found->second.p == a.p) doubtful_reads.erase(found);
   if (is_own(cell.read, *thread)) cell.read.epoch = 0;
 }
 
@@ -186,18 +196,14 @@ struct EarlyRead {
 };
 EarlyRead early_read;
 
-void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bool shared) {
+// Says whether any of the bytes had been written before.
+bool check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bool shared) {
   const Thread& t = *thread;
-  if (shared) {
-    if (cell.cluster != w.first_epoch) {
-      cell = Cell{};
-      cell.cluster = w.first_epoch;
-    }
-    const bool reads = a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite;
-    if (reads && !(cell.initialised & bytes) && early_read.reader == nullptr) {
-      early_read = {&t, a.p, a.site.pc, a.kind};
-    }
+  if (shared && cell.cluster != w.first_epoch) {
+    cell = Cell{};
+    cell.cluster = w.first_epoch;
   }
+  const bool initialised = cell.initialised & bytes;
   if (a.kind == Kind::kAtomic) forgive(cell, a);
   if (conflicts(w, cell.write, t, bytes, a)) {
     if (a.kind != Kind::kRead || !cell.write.atomic || cell.write.is_volatile) {
@@ -212,6 +218,7 @@ void check_word(const Worker& w, Cell& cell, unsigned bytes, const Access& a, bo
   } else {
     mark_read(cell.read, w, t, bytes, a);
   }
+  return initialised;
 }
 
 void pass_flag(Clock& clock, Kind kind) {
@@ -225,15 +232,20 @@ void pass_flag(Clock& clock, Kind kind) {
 }  // namespace
 
 void check_races(Worker& w, const Access& a, const Target& target) {
-  const unsigned first = static_cast<unsigned>(reinterpret_cast<uintptr_t>(a.p) % 4);
-  Cell* cell = target.cells;
-  if (first + a.size <= 4) {
-    check_word(w, *cell, ((1u << a.size) - 1) << first, a, target.shared);
-  } else {
-    for (unsigned done = 0, at = first; done < a.size; at = 0, cell++) {
-      const unsigned part = std::min(a.size - done, 4 - at);
-      check_word(w, *cell, ((1u << part) - 1) << at, a, target.shared);
-      done += part;
+  unsigned words = 0, blank = 0;
+  const char* first_blank = nullptr;
+  for (const char *p = a.p, *end = a.p + a.size; p < end; words++) {
+    const unsigned at = static_cast<unsigned>(reinterpret_cast<uintptr_t>(p) % 4);
+    const auto part = static_cast<unsigned>(std::min<std::ptrdiff_t>(end - p, 4 - at));
+    if (!check_word(w, target.cells[words], ((1u << part) - 1) << at, a, target.shared)) {
+      if (blank++ == 0) first_blank = p;
+    }
+    p += part;
+  }
+  const bool reads = a.kind != Kind::kWrite && a.kind != Kind::kVolatileWrite;
+  if (target.shared && reads && early_read.reader == nullptr) {
+    if (target.may_have_holes ? blank == words : blank != 0) {
+      early_read = {thread, first_blank, a.site.pc, a.kind};
     }
   }
   if (is_atomic(a.kind)) pass_flag(clocks[thread->block->number], a.kind);
@@ -269,7 +281,8 @@ void prepare_races(Launch& launch) {
   if (p == MAP_FAILED) throw std::bad_alloc();
   clocks = static_cast<Clock*>(p);
   now = 1;
-  early_read.reader = doubtful_read.reader = nullptr;
+  early_read.reader = nullptr;
+  doubtful_reads.clear();
 }
 
 }  // namespace simt::checks

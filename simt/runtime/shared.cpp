@@ -35,7 +35,8 @@ size_t static_shared_bytes(const Request& request) {
   return found == table().bytes_of_kernel.end() ? 0 : found->second;
 }
 
-size_t place_shared_variable(size_t bytes, size_t alignment, const char* name, const Place& here) {
+size_t place_shared_variable(size_t bytes, size_t alignment, bool may_have_holes, const char* name,
+                             const Place& here) {
   InMachine in_machine;
   Table& t = table();
   std::lock_guard<std::mutex> guard(t.mutex);
@@ -46,7 +47,7 @@ size_t place_shared_variable(size_t bytes, size_t alignment, const char* name, c
     fprintf(stderr, "simt: more static shared memory than the machine has room for\n");
     abort();
   }
-  t.variables.push_back({offset, bytes, name, here});
+  t.variables.push_back({offset, bytes, may_have_holes, name, here});
   if (worker != nullptr && worker->launch != nullptr) {
     const Request& request = worker->launch->request;
     size_t& total = t.bytes_of_kernel[request.site.kernel];

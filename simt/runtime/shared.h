@@ -10,6 +10,7 @@ namespace simt {
 
 struct SharedVariable {
   size_t offset, bytes;
+  bool may_have_holes;
   std::string name;
   Place place;
 };

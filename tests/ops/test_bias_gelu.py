@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import gelu
 
 import lab
 import loader
@@ -44,6 +45,14 @@ def test_refusals(device, what):
         module.bias_gelu(x, bias, False)
     with pytest.raises(RuntimeError, match=f"bias_gelu: .*{message}"):
         module.bias_gelu_backward(x, x, bias, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_values_left_of_zero_keep_their_digits(device, dtype):
+    """1 − Φ is fitted relative to itself: a norm over all values would not show the small ones."""
+    x = torch.linspace(-4, 4, 1000, device=device).to(dtype).view(-1, 1)
+    out, wanted = bias_gelu(x, x.new_zeros(1)).double(), gelu(x.double())
+    assert ((out - wanted).abs() <= (torch.finfo(dtype).eps / 2 + 5e-4) * wanted.abs()).all()
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.double, torch.t, lambda g: g[:1]])

@@ -5,18 +5,56 @@ import torch
 
 import lab
 import loader
-from ops.layer_norm import layer_norm, reference
+from ops import layer_norm_backward as gradient
+from ops.layer_norm import BLOCK, GENERAL, LONG, SHORT, fastest, layer_norm, reference
 
-PARTIAL = ("3_warp_row", "4_vectorized", "5_clusters", "3_one_read")
+FORWARD = ("3_warp_row", "4_vectorized", "5_clusters", "6_short_rows", "7_ahead")
+PARTIAL = (*FORWARD, "3_one_read", "4_short_rows", "5_in_flight", "6_clusters")  # of the gradient
+RUNGS = [(op, r) for op in ("layer_norm", "layer_norm_backward") for r in loader.rungs(op)]
 
 
-@pytest.mark.parametrize("op", ["layer_norm", "layer_norm_backward"])
-@pytest.mark.parametrize("number", range(1, 7))
-def test_every_case(op, number):
-    rungs = [rung for rung in loader.rungs(op) if rung.startswith(f"{number}_")]
-    for rung in rungs:
-        report = lab.check(op, rung, isolate=False)
-        assert bool(report.having("outside")) == (rung in PARTIAL)
+@pytest.mark.parametrize(("op", "rung"), RUNGS)
+def test_every_case(op, rung):
+    report = lab.check(op, rung, isolate=False)
+    assert bool(report.having("outside")) == (rung in PARTIAL)
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "residual", "wanted"),
+    [
+        (128, torch.float32, False, SHORT),
+        (128, torch.float32, True, BLOCK),
+        (132, torch.float32, False, BLOCK),
+        (8192, torch.float32, False, BLOCK),
+        (16384, torch.bfloat16, True, BLOCK),
+        (16392, torch.bfloat16, True, LONG),
+        (4, torch.float64, False, SHORT),
+        (4099, torch.float32, False, GENERAL),
+        (131073, torch.bfloat16, False, GENERAL),
+    ],
+)
+def test_a_rung_for_every_row_length(device, cols, dtype, residual, wanted):
+    x, more = (torch.randn(3, cols, device=device).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(cols, device=device).to(dtype) for _ in range(2))
+    inputs = (x, weight, bias, more) if residual else (x, weight, bias)
+    assert fastest(*inputs) == wanted
+    out = layer_norm(*inputs)
+    by_name = layer_norm(*inputs, kernel=loader.load("layer_norm", wanted))
+    assert all(map(torch.equal, out, by_name)) if residual else torch.equal(out, by_name)
+
+
+@pytest.mark.parametrize("slipped", range(4))
+def test_one_input_between_the_boundaries_is_for_the_general_rung(device, slipped):
+    cols = 1024
+    inputs = [
+        torch.randn(n, device=device) for n in (2 * cols + 1, cols + 1, cols + 1, 2 * cols + 1)
+    ]
+    inputs = [t[1:] if i == slipped else t[:-1] for i, t in enumerate(inputs)]
+    x, weight, bias, residual = (t.view(2, cols) if len(t) > cols else t for t in inputs)
+    assert fastest(x, weight, bias, residual) == GENERAL
+    got, want = layer_norm(x, weight, bias, residual), reference(x, weight, bias, residual)
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a.double(), b, atol=1e-5)
 
 
 REFUSALS = {
@@ -87,7 +125,50 @@ def test_refusals_of_the_gradient(device, what):
         loader.load("layer_norm_backward").layer_norm_backward(**inputs)
 
 
-@pytest.mark.parametrize("rung", ["3_warp_row", "4_vectorized", "5_clusters"])
+def gradient_inputs(shape, device, dtype=torch.float32):
+    grad, x = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    wide = x.double() if dtype == torch.float64 else x.float()
+    rstd = (wide.var(-1, correction=0) + 1e-5).rsqrt()
+    return grad, x, torch.randn(shape[-1], device=device).to(dtype), wide.mean(-1), rstd
+
+
+@pytest.mark.parametrize(
+    "cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
+    inputs = gradient_inputs((3, cols), device, dtype)
+    chosen = gradient.fastest(inputs[1])
+    assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
+    kernel = loader.load("layer_norm_backward", chosen)
+    wanted = gradient.reference(*inputs)
+    for got in (gradient.layer_norm_backward(*inputs, kernel=kernel),
+                gradient.layer_norm_backward(*inputs)):  # fmt: skip
+        for a, b in zip(got, wanted, strict=True):
+            assert (a.double() - b).norm() <= gradient.tolerance(dtype) * b.norm() + 1e-12
+
+
+def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
+    text = loader.find_rung("layer_norm_backward", gradient.CLUSTERS).read_text()
+    query = "if (error == cudaSuccess && fitting == 0)"
+    assert query in text
+    none = tmp_path / "none_granted.cu"
+    none.write_text(text.replace(query, "fitting = 0;\n    if (error == cudaSuccess)"))
+    refusing = loader.load("layer_norm_backward", none)
+    inputs = gradient_inputs((3, 20_000), device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .*; the head of its"):
+        gradient.layer_norm_backward(*inputs, kernel=refusing)
+
+    def last_rung(op, rung):
+        return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
+
+    monkeypatch.setattr(gradient, "last_rung", last_rung)
+    for a, b in zip(gradient.layer_norm_backward(*inputs), gradient.reference(*inputs),
+                    strict=True):  # fmt: skip
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("rung", FORWARD)
 def test_what_a_rung_refuses_is_said(device, rung):
     x, weight = torch.zeros(2, 1025, device=device), torch.zeros(1025, device=device)
     with pytest.raises(RuntimeError, match=r"not supported by this rung .* head of its \.cu file"):
@@ -95,19 +176,16 @@ def test_what_a_rung_refuses_is_said(device, rung):
 
 
 @pytest.mark.parametrize("rung", loader.rungs("layer_norm"))
-def test_a_mean_far_from_zero(device, rung):
+@pytest.mark.parametrize("cols", [64, 1020, 1023, 4096, 40_000, 40_001])
+def test_a_mean_far_from_zero(device, rung, cols):
     """mean(x²) − mean(x)² would be left with no digit at all here."""
-    x = torch.randn(4, 64, device=device) + 3000
-    ones, zeros = torch.ones(64, device=device), torch.zeros(64, device=device)
-    out = layer_norm(x, ones, zeros, kernel=loader.load("layer_norm", rung))
-    assert (out.double() - reference(x, ones, zeros)).abs().max() < 2e-3
-
-
-@pytest.mark.parametrize("cols", [256, 1023, 4096, 40_000])
-def test_a_mean_far_from_zero_in_every_shape_of_block(device, cols):
     x = torch.randn(3, cols, device=device) + 3000
     ones, zeros = torch.ones(cols, device=device), torch.zeros(cols, device=device)
-    out = layer_norm(x, ones, zeros)
+    try:
+        out = layer_norm(x, ones, zeros, kernel=loader.load("layer_norm", rung))
+    except RuntimeError as error:
+        assert rung in PARTIAL and "not supported by this rung" in str(error)
+        return
     assert (out.double() - reference(x, ones, zeros)).abs().max() < 2e-3
 
 

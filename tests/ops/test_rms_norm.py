@@ -5,18 +5,98 @@ import torch
 
 import lab
 import loader
-from ops.rms_norm import rms_norm
+from ops import rms_norm_backward as gradient
+from ops.rms_norm import BLOCK, GENERAL, LONG, fastest, reference, rms_norm
+
+PARTIAL = ("2_registers", "3_ahead")
 
 
 @pytest.mark.parametrize("rung", loader.rungs("rms_norm"))
 def test_every_case(rung):
     report = lab.check("rms_norm", rung, isolate=False)
-    assert bool(report.having("outside")) == (rung == "2_registers")
+    assert bool(report.having("outside")) == (rung in PARTIAL)
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "wanted"),
+    [
+        (128, torch.float32, GENERAL),
+        (132, torch.float32, BLOCK),
+        (16384, torch.bfloat16, BLOCK),
+        (16392, torch.bfloat16, LONG),
+        (4099, torch.float32, GENERAL),
+    ],
+)
+def test_a_rung_for_every_row_length(device, cols, dtype, wanted):
+    x, weight = torch.randn(3, cols).to(device, dtype), torch.randn(cols).to(device, dtype)
+    assert fastest(x, weight) == wanted
+    by_name = rms_norm(x, weight, kernel=loader.load("rms_norm", wanted))
+    assert torch.equal(rms_norm(x, weight), by_name)
+
+
+@pytest.mark.parametrize("slipped", [0, 1])
+def test_one_input_between_the_boundaries_is_for_the_general_rung(device, slipped):
+    x, weight = torch.randn(2 * 1024 + 1, device=device), torch.randn(1024 + 1, device=device)
+    x = (x[:-1] if slipped else x[1:]).view(2, 1024)
+    weight = weight[1:] if slipped else weight[:-1]
+    assert fastest(x, weight) == GENERAL
+    assert torch.allclose(rms_norm(x, weight).double(), reference(x, weight), atol=1e-5)
+
+
+@pytest.mark.parametrize("rung", PARTIAL)
+def test_what_a_rung_refuses_is_said(device, rung):
+    x, weight = torch.zeros(2, 1025, device=device), torch.zeros(1025, device=device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .* head of its \.cu file"):
+        rms_norm(x, weight, kernel=loader.load("rms_norm", rung))
 
 
 @pytest.mark.parametrize("rung", loader.rungs("rms_norm_backward"))
 def test_every_case_of_the_gradient(rung):
-    assert not lab.check("rms_norm_backward", rung, isolate=False).having("outside")
+    report = lab.check("rms_norm_backward", rung, isolate=False)
+    assert bool(report.having("outside")) == (rung != gradient.GENERAL)
+
+
+def gradient_inputs(shape, device, dtype=torch.float32):
+    grad, x = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    wide = x.double() if dtype == torch.float64 else x.float()
+    rstd = (wide.square().mean(-1) + 1e-6).rsqrt()
+    return grad, x, torch.randn(shape[-1], device=device).to(dtype), rstd
+
+
+@pytest.mark.parametrize(
+    "cols", [3, 256, 257, 512, 513, 4096, 8192, 8193, 65536, 65537, 131072, 131073]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
+    inputs = gradient_inputs((3, cols), device, dtype)
+    chosen = gradient.fastest(inputs[1])
+    assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
+    kernel = loader.load("rms_norm_backward", chosen)
+    wanted = gradient.reference(*inputs)
+    for got in (gradient.rms_norm_backward(*inputs, kernel=kernel),
+                gradient.rms_norm_backward(*inputs)):  # fmt: skip
+        for a, b in zip(got, wanted, strict=True):
+            assert (a.double() - b).norm() <= gradient.tolerance(dtype) * b.norm()
+
+
+def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
+    text = loader.find_rung("rms_norm_backward", gradient.CLUSTERS).read_text()
+    query = "if (error == cudaSuccess && fitting == 0)"
+    assert query in text
+    none = tmp_path / "none_granted.cu"
+    none.write_text(text.replace(query, "fitting = 0;\n    if (error == cudaSuccess)"))
+    refusing = loader.load("rms_norm_backward", none)
+    inputs = gradient_inputs((3, 20_000), device)
+    with pytest.raises(RuntimeError, match=r"not supported by this rung .*; the head of its"):
+        gradient.rms_norm_backward(*inputs, kernel=refusing)
+
+    def last_rung(op, rung):
+        return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
+
+    monkeypatch.setattr(gradient, "last_rung", last_rung)
+    for a, b in zip(gradient.rms_norm_backward(*inputs), gradient.reference(*inputs),
+                    strict=True):  # fmt: skip
+        assert (a - b).norm() < 1e-5 * b.norm()
 
 
 REFUSALS = {

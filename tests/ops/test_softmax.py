@@ -1,16 +1,22 @@
 """softmax and its gradient: every rung against float64 where it is legal, and every refusal."""
 
+import re
+
 import pytest
 import torch
 
 import lab
 import loader
+import ops.softmax
+import ops.softmax_backward
 from ops.softmax import reference, softmax, tolerance
 
 PARTIAL = {  # rungs that are legal on part of the domain, and why not on all of it
     ("softmax", "5_registers"),
     ("softmax", "6_clusters"),
+    ("softmax", "7_short_rows"),
     ("softmax_backward", "2_registers"),
+    ("softmax_backward", "3_short_rows"),
 }
 
 
@@ -92,12 +98,50 @@ def test_values_beyond_the_range_of_exp(device, rung):
     assert torch.allclose(softmax(x, kernel=loader.load("softmax", rung)).double(), reference(x))
 
 
-def test_long_rows_in_turns(device):
-    """With enough 16-bit rows a cluster takes four; their number is not a multiple of it here."""
-    sms = 8 if device == "cpu" else torch.cuda.get_device_properties(0).multi_processor_count
-    x = torch.randn(8 * sms + 3, 40_000, device=device).bfloat16()
-    for row, want in zip(softmax(x), reference(x), strict=True):
-        assert (row.double() - want).norm() < tolerance(x.dtype) * want.norm()
+@pytest.mark.parametrize("cols", [1, 1024, 1025])
+def test_the_rung_that_is_chosen_takes_the_row(device, cols):
+    x = torch.randn(3, cols, device=device)
+    chosen = "7_short_rows" if cols <= 1024 else "8_any_row"
+    assert ops.softmax.fastest(x) == chosen
+    assert torch.equal(softmax(x), loader.load("softmax", chosen).softmax(x))
+    assert ops.softmax.fastest(x.half()) == chosen  # which is kept as float
+    assert (ops.softmax.fastest(x.double()) == "7_short_rows") == (cols <= 512)
+    chosen = "3_short_rows" if cols <= 512 else "4_any_row"
+    assert ops.softmax_backward.fastest(x) == chosen
+    y = softmax(x)
+    want = loader.load("softmax_backward", chosen).softmax_backward(x, y)
+    assert torch.equal(ops.softmax_backward.softmax_backward(x, y), want)
+    assert (ops.softmax_backward.fastest(x.half()) == "3_short_rows") == (cols <= 1024)
+
+
+NO_CLUSTERS = {  # what a chip or a MIG slice may answer that has none of that size
+    "none": (r"cudaOccupancyMaxActiveClusters\(.*\);", "clusters = 0;"),
+    "an error": (r"cudaOccupancyMaxActiveClusters\(.*\);", "cudaSetDevice(-1);"),
+    "unsupported": (r"cudaDeviceGetAttribute\(.*\);", ""),
+}
+
+
+@pytest.mark.parametrize("answer", NO_CLUSTERS)
+def test_where_no_cluster_is_granted(device, tmp_path, answer):
+    """The last rungs read the row twice; the rung about clusters says that it cannot."""
+
+    def without(op, rung):
+        text, count = re.subn(*NO_CLUSTERS[answer], loader.find_rung(op, rung).read_text())
+        refused = "return config.numAttrs > 0 ? cudaErrorUnknown : cudaLaunchKernelEx("
+        text, launches = re.subn(r"return cudaLaunchKernelEx\(", refused, text)
+        assert count == launches == 1
+        path = tmp_path / f"{op}_{rung}.cu"
+        path.write_text(text)
+        return loader.load(op, path)
+
+    x, g = torch.randn(2, 2, 40_000, device=device)
+    y = without("softmax", "8_any_row").softmax(x)
+    assert (y.double() - reference(x)).norm() < tolerance(x.dtype) * reference(x).norm()
+    dx = without("softmax_backward", "4_any_row").softmax_backward(g, y)
+    want = ops.softmax_backward.reference(g, y)
+    assert (dx.double() - want).norm() < ops.softmax_backward.tolerance(x.dtype) * want.norm()
+    with pytest.raises(RuntimeError, match=r"not supported by this rung \(operation not supported"):
+        without("softmax", "6_clusters").softmax(x)
 
 
 def test_a_second_derivative_is_refused(device):

@@ -149,6 +149,22 @@ TEST(index_of_a_row) {  // finds: uses index 32 of an array of type 'float[32]'
   index_of_a_row<<<1, dim3(32, 4)>>>(y);
 }
 
+struct Bins {
+  int n;
+  int count[4];  // the last member: it could be taken for one of any length
+};
+__global__ void last_array_of_a_struct(const int* index, int* y) {
+  __shared__ Bins bins[2];
+  Bins mine = {};
+  mine.count[index[0] - 2]++;
+  bins[0].count[index[threadIdx.x] - 1] = mine.count[0];  // <- last_array_of_a_struct
+  y[threadIdx.x] = 1;
+}
+TEST(last_array_of_a_struct) {  // finds: uses index 4 of an array of type 'int[4]'
+  Array<int> index(32, 5), y(32);
+  last_array_of_a_struct<<<1, 32>>>(index, y);
+}
+
 __global__ void local_array(const int* index, int* y) {
   int counts[4] = {};
   counts[index[threadIdx.x]]++;  // <- local_array
@@ -195,6 +211,21 @@ TEST(misaligned_float4) {  // finds: reads 16 bytes at once | does not lie at a 
   Array<float> x(200);
   Array<float4> y(32, make_float4(0, 0, 0, 0));
   misaligned_float4<<<1, 32>>>(x + 1, y);
+}
+
+template <class Pair>
+__global__ void misaligned_pair(const Pair* x, Pair* y) {
+  y[threadIdx.x] = __hadd2(x[threadIdx.x], x[threadIdx.x]);  // <- misaligned_half2  // <- misaligned_bf16
+}
+TEST(misaligned_half2) {  // finds: reads 4 bytes at once | does not lie at a multiple of 4
+  Array<__half> x(66);
+  Array<__half2> y(32);
+  misaligned_pair<<<1, 32>>>(reinterpret_cast<__half2*>(x.p + 1), y.p);
+}
+TEST(misaligned_bf16) {  // finds: reads 4 bytes at once | does not lie at a multiple of 4
+  Array<__nv_bfloat16> x(66);
+  Array<__nv_bfloat162> y(32);
+  misaligned_pair<<<1, 32>>>(reinterpret_cast<__nv_bfloat162*>(x.p + 1), y.p);
 }
 
 __global__ void misaligned_shared(double* y) {
@@ -280,7 +311,7 @@ __global__ void result_read_too_early(int* y) {
   atomicAdd(&counter, 1);                // <- result_read_too_early
   if (threadIdx.x == 63) *y = counter;   // <- result_read_too_early
 }
-TEST(result_read_too_early) {  // finds: race in __shared__ counter | atomically updates
+TEST(result_read_too_early) {  // finds: race in __shared__ counter | atomically updates | through a volatile pointer
   Array<int> y(1);
   result_read_too_early<<<1, 64>>>(y);
 }
@@ -346,6 +377,45 @@ __global__ void counter_never_set(int* y) {
 TEST(counter_never_set) {  // finds: atomically updates shared memory that nobody has written
   Array<int> y(1);
   counter_never_set<<<1, 64>>>(y);
+}
+
+struct Reading {
+  int id;
+  double values[2];
+};
+__global__ void member_never_set(double* y) {
+  __shared__ Reading s[64];
+  s[threadIdx.x].id = threadIdx.x;
+  __syncthreads();
+  y[threadIdx.x] = s[threadIdx.x].id + s[threadIdx.x].values[1];  // <- member_never_set
+}
+TEST(member_never_set) {  // finds: shared memory that nobody has written | __shared__ s, byte 1528
+  Array<double> y(64);
+  member_never_set<<<1, 64>>>(y);
+}
+
+__global__ void struct_copied_too_far(double* y) {
+  __shared__ Reading s[64];
+  if (threadIdx.x < 63) s[threadIdx.x] = Reading{1, {2., 3.}};
+  __syncthreads();
+  Reading mine = s[threadIdx.x];  // <- struct_copied_too_far
+  y[threadIdx.x] = mine.values[1];
+}
+TEST(struct_copied_too_far) {  // finds: shared memory that nobody has written | __shared__ s, byte 15
+  Array<double> y(64);
+  struct_copied_too_far<<<1, 64>>>(y);
+}
+
+__global__ void ragged_tile(float* y, int n) {
+  __shared__ alignas(16) float s[64];
+  if (static_cast<int>(threadIdx.x) < n) s[threadIdx.x] = 1;
+  __syncthreads();
+  const float4 v = reinterpret_cast<float4*>(s)[threadIdx.x % 16];  // <- ragged_tile
+  y[threadIdx.x] = v.x + v.y + v.z + v.w;
+}
+TEST(ragged_tile) {  // finds: shared memory that nobody has written | __shared__ s, byte 248
+  Array<float> y(64);
+  ragged_tile<<<1, 64>>>(y, 62);
 }
 
 __global__ void halo_forgotten(float* y) {

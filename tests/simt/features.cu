@@ -331,11 +331,13 @@ __global__ void all_atomics(int* i, unsigned* u, unsigned long long* l, float* f
     seen = old;
     old = atomicCAS(&u[3], seen, seen + 3);
   } while (old != seen);
+  while (atomicCAS_block(&u[4], threadIdx.x, threadIdx.x + 1) != threadIdx.x) {  // one by one
+  }
 }
 TEST(atomics) {
   Array<int> i(7);
   i[3] = 1000, i[5] = 0xff;
-  Array<unsigned> u(4);
+  Array<unsigned> u(5);
   Array<unsigned long long> l(1);
   Array<float> f(1);
   Array<double> d(1);
@@ -348,6 +350,7 @@ TEST(atomics) {
   EQUAL(u[1], 0u);
   EQUAL(u[2], 7u);
   EQUAL(u[3], 300u);
+  EQUAL(u[4], 100u);
   EQUAL(l[0], 100ull << 33);
   EQUAL(f[0], 50.f);
   EQUAL(d[0], 25.);
@@ -476,6 +479,29 @@ TEST(maths) {
   for (int i = 0; i < 13; i++) NEAR(out[i], want[i], 1e-6 * (1 + want[i]));
 }
 
+__global__ void conversions(double* out) {
+  int n = 0;
+  out[n++] = __float2int_rd(-1.5f) + __float2uint_ru(1.25f) + __double2ll_rn(2.5);
+  out[n++] = __double2int_rz(-2.9) + __ull2double_rn(1ull << 40);
+  out[n++] = __float2int_rz(1e20f);
+  out[n++] = __float2uint_rn(-3.f) + __float2int_rn(NAN);
+  out[n++] = static_cast<double>(__float2ll_rz(-1e30f));
+  out[n++] = __brevll(1ull) == 1ull << 63;
+  out[n++] = static_cast<double>(__mul64hi(-(1ll << 62), 8));
+  out[n++] = __hiloint2double(__double2hiint(1.1), __double2loint(1.1));
+  out[n++] = sinpi(0.5) + cospi(1.) + norm4df(1, 1, 1, 1) + rnorm3df(2, 2, 1);
+  float s, c;
+  sincospif(0.5f, &s, &c);
+  out[n++] = s + c;
+}
+TEST(conversions) {
+  Array<double> out(10);
+  conversions<<<1, 1>>>(out);
+  const double want[] = {-2 + 2 + 2, -2 + double(1ull << 40), 2147483647., 0, -9223372036854775808.,
+                         1, -2, 1.1, 1 - 1 + 2 + 1 / 3., 1};
+  for (int i = 0; i < 10; i++) NEAR(out[i], want[i], 1e-6);
+}
+
 __global__ void odds_and_ends(long long* out, float* f) {
   const long long before = clock64();
   __nanosleep(100);
@@ -600,7 +626,19 @@ TEST(clusters) {
   config.numAttrs = 1;
   EQUAL(cudaLaunchKernelEx(&config, cluster_ring, ring.p), cudaErrorInvalidValue);
   cudaGetLastError();
+  int fitting = 0, largest = 0;
+  EQUAL(cudaOccupancyMaxActiveClusters(&fitting, cluster_ring, &config),
+        cudaErrorInvalidClusterSize);
+  cudaGetLastError();
   cudaFuncSetAttribute(cluster_ring, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  EQUAL(cudaOccupancyMaxActiveClusters(&fitting, cluster_ring, &config), cudaSuccess);
+  EQUAL(fitting, 16);  // 8 multiprocessors with 32 blocks each
+  EQUAL(cudaOccupancyMaxPotentialClusterSize(&largest, cluster_ring, &config), cudaSuccess);
+  EQUAL(largest, 16);
+  config.dynamicSmemBytes = 100 << 10;  // two blocks a multiprocessor
+  cudaOccupancyMaxActiveClusters(&fitting, reinterpret_cast<const void*>(cluster_ring), &config);
+  EQUAL(fitting, 1);
+  config.dynamicSmemBytes = 64 * sizeof(float);
   EQUAL(cudaLaunchKernelEx(&config, cluster_ring, ring.p), cudaSuccess);
   for (int i = 0; i < 16 * 64; i++) {
     EQUAL(ring[i], float((i / 64 + 1) % 16 * 100 + 63 - i % 64));

@@ -260,6 +260,56 @@ TEST(padding_in_a_struct) {
   EQUAL(y[0], 32.f);
 }
 
+struct Holes {
+  __half h;
+  char c;  // a byte, then a whole word behind it belong to nobody
+  double d;
+};
+struct alignas(16) Point {
+  float x, y, z;
+};
+template <class T>
+__global__ void copy_structs(T a, T* out) {
+  extern __shared__ char bytes[];
+  __shared__ T s[32], u[32];
+  __shared__ alignas(16) char raw[32 * sizeof(T)];
+  T* v = reinterpret_cast<T*>(raw);
+  T* w = reinterpret_cast<T*>(bytes);
+  const int t = threadIdx.x;
+  set(s[t], a, t);
+  __syncwarp();
+  u[t] = s[31 - t];
+  set(v[t], a, t);
+  set(w[t], a, t);
+  __syncwarp();
+  out[t] = u[31 - t];
+  out[t] = v[t ^ 1];
+  out[t] = w[t ^ 2];
+}
+__device__ void set(Holes& to, Holes from, int t) {
+  to.h = from.h, to.c = from.c, to.d = from.d + t;
+}
+__device__ void set(Point& to, Point from, int t) {
+  to.x = from.x, to.y = from.y, to.z = from.z + t;
+}
+__device__ void set(float4& to, float4 from, int t) {
+  to.x = from.x, to.y = from.y, to.z = from.z + t;  // and w is never used
+}
+TEST(structs_with_holes) {
+  Array<Holes> a(32, Holes{__float2half(0.f), 'a', 0.});
+  copy_structs<<<1, 32, 32 * sizeof(Holes)>>>(Holes{__float2half(1.f), 'c', 2.}, a.p);
+  no_error();
+  EQUAL(a[3].d, 3.);
+  Array<Point> b(32);
+  copy_structs<<<1, 32, 32 * sizeof(Point)>>>(Point{1.f, 2.f, 3.f}, b.p);
+  no_error();
+  EQUAL(b[3].z, 4.f);
+  Array<float4> c(32);
+  copy_structs<<<1, 32, 32 * sizeof(float4)>>>(make_float4(1.f, 2.f, 3.f, 4.f), c.p);
+  no_error();
+  EQUAL(c[3].z, 4.f);
+}
+
 __global__ void unsigned_wraps(unsigned* y) {
   unsigned h = threadIdx.x * 2654435761u;  // a hash may wrap
   h ^= h >> 16;
@@ -294,6 +344,38 @@ TEST(producer_and_consumer) {
   producer_and_consumer<<<1, 64>>>(y);
   no_error();
   EQUAL(y[0], 7.f);
+}
+
+__global__ void ring_of_buffers(const float* x, float* y, int rounds) {
+  // One warp fills, the other empties; all of their lanes spin on flags.
+  __shared__ float buffer[4][32];
+  __shared__ volatile int full[4];
+  if (threadIdx.x < 4) full[threadIdx.x] = 0;
+  __syncthreads();
+  const bool fills = threadIdx.x < 32;
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < rounds; i++) {
+    while (full[i % 4] == fills) {
+    }
+    __threadfence_block();
+    __syncwarp();
+    if (fills) {
+      buffer[i % 4][lane] = x[i * 32 + lane];
+    } else {
+      y[i * 32 + lane] = buffer[i % 4][31 - lane];
+    }
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) full[i % 4] = fills;
+  }
+}
+TEST(ring_of_buffers) {
+  Array<float> x(32 * 16), y(32 * 16);
+  for (int i = 0; i < 32 * 16; i++) x[i] = i;
+  ring_of_buffers<<<1, 64>>>(x, y, 16);
+  no_error();
+  EQUAL(y[0], 31.f);
+  EQUAL(y[511], 480.f);
 }
 
 __global__ void same_input_twice(const float* a, const float* b, float* out, int n) {

@@ -13,7 +13,7 @@ SILENT = Path(__file__).with_name("silent.cu")
 
 MODES = {
     "fast": ("fast", {}),
-    "checked": ("checked", {}),
+    "checked": ("checked", {"SIMT_WATCHDOG": "5"}),  # spinning must not wait for the nudge
     "reversed": ("fast", {"SIMT_ORDER": "reverse"}),
     "shuffled": ("checked", {"SIMT_ORDER": "shuffle"}),
     "one_host_thread": ("fast", {"SIMT_THREADS": "1"}),

@@ -84,12 +84,12 @@ def test_errors_of_the_rewriter(text, words):
     assert words in str(error.value)
 
 
-def compile_text(folder: Path, text: str) -> subprocess.CompletedProcess:
+def compile_text(folder: Path, text: str, *flags: str) -> subprocess.CompletedProcess:
     source = folder / "kernel.cu"
     source.write_text(text)
     return subprocess.run(
         [sys.executable, "-S", "-E", str(ROOT / "simt" / "cc.py"), "-isystem",
-         str(toolkit_include()), "-MMD", "-MF", str(folder / "deps.d"), "-c", str(source),
+         str(toolkit_include()), *flags, "-MMD", "-MF", str(folder / "deps.d"), "-c", str(source),
          "-o", str(folder / "kernel.o")],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -104,6 +104,12 @@ def compile_text(folder: Path, text: str) -> subprocess.CompletedProcess:
         ("CUtensorMap map;", "TMA descriptors"),
         ("cudaLaunchKernel((void*)0, 1, 1, 0, 0, 0);", "needs the kernel's types"),
         ("cudaGraph_t graph;", "CUDA graphs"),
+        ("x = __shfl(x, 31);", "write __shfl_sync, whose first argument is the mask"),
+        ("x = __shfl_down(x, 1);", "write __shfl_down_sync"),
+        ("x = __shfl_up(x, 1) + __shfl_xor(x, 1);", "write __shfl_up_sync"),
+        ("x = __ballot(x);", "write __ballot_sync"),
+        ("x = __any(x);", "write __any_sync"),
+        ("x = __all(x);", "write __all_sync"),
         ("float big[100000]; big[x] = 1; x = big[x + 1];", "frame size"),
         ("short s; atomicAdd(&s, 1);", "atomicAdd does not exist for this type on a GPU"),
     ],
@@ -116,6 +122,7 @@ def test_refusals_name_the_line(tmp_path, code, words):
     )
     assert done.returncode != 0
     assert words in done.stderr
+    assert done.stderr.count("error: ") == 1  # and nothing that only follows from it
     line = 6 if words == "frame size" else 4  # of a whole function, at its end
     assert f"kernel.cu:{line}:" in done.stderr
 
@@ -141,6 +148,20 @@ def test_compiler_errors_point_into_the_file(tmp_path):
     done = compile_text(tmp_path, "__global__ void k(int* p) {\n  *p = undeclared;\n}\n")
     assert done.returncode == 1
     assert f"{tmp_path}/kernel.cu:2:8: error:" in done.stderr
+
+
+def test_a_warning_in_a_template_does_not_show_the_machine(tmp_path):
+    done = compile_text(
+        tmp_path,
+        "template <class T>\n__global__ void k(T* p, int unused) { int forgotten; *p = 1; }\n"
+        "void f(float* x, double* y) {\n  k<<<1, 1>>>(x, 1);\n  k<<<1, 1>>>(y, 1);\n}\n",
+        "-Wall",
+        "-Wextra",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kernel.cu:2:43: warning: unused variable" in done.stderr
+    assert "unused parameter" not in done.stderr
+    assert done.stderr.count("required from") <= 6
 
 
 def test_dependencies_name_the_files_of_the_learner(tmp_path):

@@ -250,6 +250,16 @@ def test_strided_accesses_and_bank_conflicts(folder):
     assert strided[0].units == 16 and strided[0].ideal == 2 and strided[0].active_lanes == 16
 
 
+def test_a_pair_of_halves_is_one_access(folder):
+    path = write(
+        folder, "pairs", extra="__half2* p = (__half2*)out; if (i < 32) p[i] = h2exp(p[i]);"
+    )
+    module = load(path, check=True)
+    module.vector_add(torch.zeros(64), torch.zeros(64))
+    pairs = [c for c in module.simt.counters() if c.line == 11]
+    assert [(c.requests, c.active_lanes, c.units) for c in pairs] == [(1, 32, 4), (1, 32, 4)]
+
+
 def test_fast_module_says_how_to_count(folder):
     with pytest.raises(RuntimeError, match="check=True"):
         load(write(folder, "right")).simt.counters()

@@ -75,6 +75,11 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Result (*kernel)(P...)
                                            const cudaLaunchConfig_t* config) {
   return ::cudaOccupancyMaxActiveClusters(clusters, simt::address_of(kernel), config);
 }
+template <class Result, class... P>
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, Result (*kernel)(P...),
+                                                 const cudaLaunchConfig_t* config) {
+  return ::cudaOccupancyMaxPotentialClusterSize(size, simt::address_of(kernel), config);
+}
 
 namespace simt {
 
@@ -92,12 +97,7 @@ struct LaunchKernelEx {
     request.block = config->blockDim;
     request.dynamic_shared = config->dynamicSmemBytes;
     request.kernel = address_of(kernel);
-    for (unsigned i = 0; i < config->numAttrs; i++) {
-      if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
-        const auto& c = config->attrs[i].val.clusterDim;
-        request.cluster = dim3(c.x, c.y, c.z);
-      }
-    }
+    request.cluster = cluster_of(*config);
     launch_with(request, kernel, static_cast<Parameters>(arguments)...);
     return cudaPeekAtLastError();
   }

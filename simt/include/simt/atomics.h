@@ -119,20 +119,31 @@ SIMT_DEFINE_ATOMIC(atomicDec, (::simt::kOneOf<T, unsigned>),
 #undef SIMT_DEFINE_ATOMIC
 #undef SIMT_NAME_ATOMIC
 
+namespace simt {
 template <class T>
-SIMT_CALLED T atomicCAS(T* p, typename ::simt::Exactly<T>::Type expected,
-                        typename ::simt::Exactly<T>::Type desired) {
-  static_assert(
-      (std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) || ::simt::kOneOf<T, int>,
-      "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
-  using Word = typename ::simt::WordOf<sizeof(T)>::Type;
-  ::simt::atomic_happens(p, sizeof(T), __builtin_return_address(0));
-  ::simt::InAtomic guard;
-  Word old = ::simt::bits<Word>(expected);
-  __atomic_compare_exchange_n(reinterpret_cast<Word*>(p), &old, ::simt::bits<Word>(desired), false,
+SIMT_CALLED T called_atomicCAS(T* p, T expected, T desired) {
+  static_assert((std::is_integral_v<T> && sizeof(T) >= 2 && !std::is_signed_v<T>) || kOneOf<T, int>,
+                "atomicCAS takes int, unsigned, unsigned short or unsigned long long");
+  using Word = typename WordOf<sizeof(T)>::Type;
+  atomic_happens(p, sizeof(T), __builtin_return_address(0));
+  InAtomic guard;
+  Word old = bits<Word>(expected);
+  __atomic_compare_exchange_n(reinterpret_cast<Word*>(p), &old, bits<Word>(desired), false,
                               __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  return ::simt::bits<T>(old);
+  return bits<T>(old);
 }
+}  // namespace simt
+
+#define SIMT_NAME_CAS(name)                                                           \
+  template <class T>                                                                  \
+  SIMT_UNWATCHED SIMT_INLINE T name(T* p, typename ::simt::Exactly<T>::Type expected, \
+                                    typename ::simt::Exactly<T>::Type desired) {      \
+    return ::simt::called_atomicCAS<T>(p, expected, desired);                         \
+  }
+SIMT_NAME_CAS(atomicCAS)
+SIMT_NAME_CAS(atomicCAS_block)
+SIMT_NAME_CAS(atomicCAS_system)
+#undef SIMT_NAME_CAS
 
 inline SIMT_UNWATCHED void __threadfence() {
   ::simt::fence_happens(::simt::Scope::kDevice);

@@ -25,6 +25,10 @@ SIMT_FN unsigned __brev(unsigned x) {
   for (int i = 0; i < 32; i++) r |= (x >> i & 1u) << (31 - i);
   return r;
 }
+SIMT_FN unsigned long long __brevll(unsigned long long x) {
+  return static_cast<unsigned long long>(__brev(static_cast<unsigned>(x))) << 32 |
+         __brev(static_cast<unsigned>(x >> 32));
+}
 SIMT_FN unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
   unsigned r = 0;
@@ -48,6 +52,9 @@ SIMT_FN unsigned __umulhi(unsigned a, unsigned b) {
 SIMT_FN int __mulhi(int a, int b) { return static_cast<int>(static_cast<int64_t>(a) * b >> 32); }
 SIMT_FN unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+SIMT_FN long long __mul64hi(long long a, long long b) {
+  return static_cast<long long>(static_cast<__int128>(a) * b >> 64);
 }
 SIMT_FN int __mul24(int a, int b) { return (a << 8 >> 8) * (b << 8 >> 8); }
 SIMT_FN unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffff) * (b & 0xffffff); }
@@ -75,6 +82,11 @@ SIMT_REINTERPRET(__uint_as_float, float, unsigned)
 SIMT_REINTERPRET(__double_as_longlong, long long, double)
 SIMT_REINTERPRET(__longlong_as_double, double, long long)
 #undef SIMT_REINTERPRET
+SIMT_FN int __double2hiint(double x) { return static_cast<int>(__double_as_longlong(x) >> 32); }
+SIMT_FN int __double2loint(double x) { return static_cast<int>(__double_as_longlong(x)); }
+SIMT_FN double __hiloint2double(int high, int low) {
+  return __longlong_as_double(static_cast<long long>(high) << 32 | static_cast<unsigned>(low));
+}
 
 // ---- loads and stores with a hint for the cache: here plain ones ----
 #define SIMT_LOAD(name)            \

@@ -29,6 +29,7 @@ struct Request {
 };
 
 void launch(const Request& request);
+dim3 cluster_of(const cudaLaunchConfig_t& config);
 
 template <class T>
 SIMT_UNWATCHED const void* pointer_or_null(const T& argument) {

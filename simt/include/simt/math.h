@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "machine.h"
 
@@ -30,10 +31,20 @@ SIMT_FN double rsqrt(double x) { return 1. / sqrt(x); }
 SIMT_FN float rcbrtf(float x) { return 1.f / cbrtf(x); }
 SIMT_FN float sinpif(float x) { return static_cast<float>(sin(M_PI * static_cast<double>(x))); }
 SIMT_FN float cospif(float x) { return static_cast<float>(cos(M_PI * static_cast<double>(x))); }
+SIMT_FN double sinpi(double x) { return sin(M_PI * x); }
+SIMT_FN double cospi(double x) { return cos(M_PI * x); }
+SIMT_FN void sincospif(float x, float* s, float* c) {
+  *s = sinpif(x);
+  *c = cospif(x);
+}
 SIMT_FN double normcdf(double x) { return 0.5 * erfc(-x * M_SQRT1_2); }
 SIMT_FN float normcdff(float x) { return static_cast<float>(normcdf(static_cast<double>(x))); }
 SIMT_FN float fdividef(float a, float b) { return a / b; }
 SIMT_FN float norm3df(float a, float b, float c) { return sqrtf(a * a + b * b + c * c); }
+SIMT_FN float norm4df(float a, float b, float c, float d) {
+  return sqrtf(a * a + b * b + c * c + d * d);
+}
+SIMT_FN float rnorm3df(float a, float b, float c) { return 1.f / norm3df(a, b, c); }
 SIMT_FN float rhypotf(float a, float b) { return 1.f / hypotf(a, b); }
 
 // ---- one rounding, to nearest ----
@@ -54,16 +65,40 @@ SIMT_FN double __dsqrt_rn(double x) { return sqrt(x); }
 SIMT_FN double __drcp_rn(double x) { return 1. / x; }
 
 // ---- conversions ----
-SIMT_FN int __float2int_rn(float x) { return static_cast<int>(nearbyintf(x)); }
-SIMT_FN int __float2int_rz(float x) { return static_cast<int>(x); }
-SIMT_FN int __float2int_rd(float x) { return static_cast<int>(floorf(x)); }
-SIMT_FN int __float2int_ru(float x) { return static_cast<int>(ceilf(x)); }
-SIMT_FN unsigned __float2uint_rn(float x) { return static_cast<unsigned>(nearbyintf(x)); }
-SIMT_FN unsigned __float2uint_rz(float x) { return static_cast<unsigned>(x); }
-SIMT_FN float __int2float_rn(int x) { return static_cast<float>(x); }
-SIMT_FN float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
+namespace simt {
+// What does not fit becomes the nearest number that does, and NaN becomes 0, as on the GPU.
+template <class Integer>
+SIMT_FN Integer to_integer(double x) {
+  using Limits = std::numeric_limits<Integer>;
+  if (!(x > static_cast<double>(Limits::min()))) return x != x ? 0 : Limits::min();
+  return x < static_cast<double>(Limits::max()) ? static_cast<Integer>(x) : Limits::max();
+}
+}  // namespace simt
+
+#define SIMT_CONVERSIONS(Float, Integer, float_name, integer_name) \
+  SIMT_FN Integer __##float_name##2##integer_name##_rn(Float x) {  \
+    return ::simt::to_integer<Integer>(nearbyint(x));              \
+  }                                                                \
+  SIMT_FN Integer __##float_name##2##integer_name##_rz(Float x) {  \
+    return ::simt::to_integer<Integer>(trunc(x));                  \
+  }                                                                \
+  SIMT_FN Integer __##float_name##2##integer_name##_rd(Float x) {  \
+    return ::simt::to_integer<Integer>(floor(x));                  \
+  }                                                                \
+  SIMT_FN Integer __##float_name##2##integer_name##_ru(Float x) {  \
+    return ::simt::to_integer<Integer>(ceil(x));                   \
+  }                                                                \
+  SIMT_FN Float __##integer_name##2##float_name##_rn(Integer x) { return static_cast<Float>(x); }
+SIMT_CONVERSIONS(float, int, float, int)
+SIMT_CONVERSIONS(float, unsigned, float, uint)
+SIMT_CONVERSIONS(float, long long, float, ll)
+SIMT_CONVERSIONS(float, unsigned long long, float, ull)
+SIMT_CONVERSIONS(double, int, double, int)
+SIMT_CONVERSIONS(double, unsigned, double, uint)
+SIMT_CONVERSIONS(double, long long, double, ll)
+SIMT_CONVERSIONS(double, unsigned long long, double, ull)
+#undef SIMT_CONVERSIONS
 SIMT_FN float __double2float_rn(double x) { return static_cast<float>(x); }
-SIMT_FN float __ll2float_rn(long long x) { return static_cast<float>(x); }
 
 // ---- min and max of every pair of types that CUDA has them for ----
 #define SIMT_MIN_MAX(A, B, R)                                                             \

@@ -1,0 +1,234 @@
+// 2_in_flight.cu: dx and dweight from one read, while the next rows are on their way
+// Before : rung 1 reads grad and x three times
+// Idea   : as many blocks as the GPU can hold walk over the rows; a thread owns the same columns in
+//          every row and keeps their dweight in registers until the end. Asynchronous copies fill a
+//          queue in shared memory with the thread's values of the next rows
+// Cost   : 3·rows·cols·sizeof(T) bytes, and 4 bytes a column and block for the sums
+// Legal  : cols ≤ 8192 (float64: 4096)
+// Result : not measured yet
+// Try    : AHEAD 2 → 1 for the 16-bit types; predict first
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_pipeline.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+constexpr int MAX_BLOCK = 1024;
+constexpr int THREADS_PER_SM = 1024;
+constexpr int WARPS = 8;  // of the blocks that add up the blocks' sums
+
+template <typename T>
+constexpr int AHEAD = sizeof(T) == 2 ? 2 : 1;  // rows on their way: 64 KB an SM
+
+template <typename W>
+constexpr int VALUES = 32 / sizeof(W);  // columns that a thread owns
+
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Pack {  // one load, one store
+  T at[N];
+};
+
+// The 16 bits of a bfloat16 are the high half of a float: one shift or mask a value, where the cast
+// takes two instructions.
+template <typename W, typename T, int N>
+__device__ void widen(Pack<T, N> pack, W (&value)[N]) {
+  if constexpr (N == 8 && std::is_same_v<T, __nv_bfloat16>) {
+    unsigned bits[4];
+    memcpy(bits, &pack, 16);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      value[k] = __uint_as_float(k % 2 == 0 ? bits[k / 2] << 16 : bits[k / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) value[k] = static_cast<W>(pack.at[k]);
+  }
+}
+
+template <typename P>
+__device__ void start_copy(P* to, const P* from) {
+  if constexpr (sizeof(P) >= 4) {
+    __pipeline_memcpy_async(to, from, sizeof(P));
+  } else {
+    *to = *from;  // no asynchronous copy is that small
+  }
+}
+
+template <typename W>
+__device__ W sum_warp(W value) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+  return value;
+}
+
+template <typename T, typename W, int N>
+__global__ void __launch_bounds__(MAX_BLOCK, THREADS_PER_SM / MAX_BLOCK)
+    rows_kernel(const T* grad, const T* x, const T* weight, const W* rstd, T* dx, W* partial,
+                int64_t rows, int cols) {
+  using P = Pack<T, N>;
+  constexpr int PACKS = VALUES<W> / N;
+  __shared__ W found[2][32];
+  const int packs = cols / N, t = threadIdx.x, threads = blockDim.x;
+  const int lane = t % 32, warps = threads / 32;
+
+  // No thread looks into another's queue: no barrier is needed for it.
+  extern __shared__ uint4 queues[];
+  const auto place = [&](int slot, int tensor, int p) {
+    const int before = (slot * 2 + tensor) * PACKS + p;
+    return reinterpret_cast<P*>(queues) + before * threads + t;
+  };
+  const auto request = [&](int64_t row, int slot) {
+    for (int p = 0; p < PACKS && row < rows; ++p) {
+      const int i = p * threads + t;
+      if (i < packs) {
+        start_copy(place(slot, 0, p), reinterpret_cast<const P*>(grad) + row * packs + i);
+        start_copy(place(slot, 1, p), reinterpret_cast<const P*>(x) + row * packs + i);
+      }
+    }
+    __pipeline_commit();
+  };
+
+  P w[PACKS];
+  W dw[VALUES<W>] = {};
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    w[p] = i < packs ? reinterpret_cast<const P*>(weight)[i] : P();
+    for (int slot = 0; slot < AHEAD<T> && i >= packs; ++slot) {
+      *place(slot, 0, p) = *place(slot, 1, p) = P();  // past the row's end: zeros change no sum
+    }
+  }
+  const int64_t step = gridDim.x;
+  int64_t row = blockIdx.x;
+  for (int slot = 0; slot < AHEAD<T>; ++slot) request(row + slot * step, slot);
+  W next_rstd = rstd[row];
+  const W per_column = W(1) / cols;
+  int turn = 0, slot = 0;
+#pragma unroll 1
+  for (; row < rows; row += step) {
+    const W r = next_rstd;
+    next_rstd = rstd[min(row + step, rows - 1)];
+    __pipeline_wait_prior(AHEAD<T> - 1);
+    W g[PACKS][N], n[PACKS][N];
+    W sum = 0;
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+      W dy[N], v[N], ws[N];
+      widen(*place(slot, 0, p), dy);
+      widen(*place(slot, 1, p), v);
+      widen(w[p], ws);
+#pragma unroll
+      for (int q = 0; q < N; ++q) {
+        g[p][q] = dy[q] * ws[q];
+        n[p][q] = v[q] * r;
+        sum += g[p][q] * n[p][q];
+        dw[p * N + q] += dy[q] * n[p][q];
+      }
+    }
+    request(row + AHEAD<T> * step, slot);
+    slot = (slot + 1) % AHEAD<T>;
+
+    sum = sum_warp(sum);
+    // `found` is not the one of the row before, which another warp may still be reading.
+    if (lane == 0) found[turn][t / 32] = sum;
+    __syncthreads();
+    sum = lane < warps ? found[turn][lane] : 0;
+    sum = sum_warp(sum);
+    turn ^= 1;
+
+    const W slope = -r * sum * per_column;
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+      const int i = p * threads + t;
+      if (i < packs) {
+        P out;
+#pragma unroll
+        for (int q = 0; q < N; ++q) out.at[q] = static_cast<T>(g[p][q] * r + n[p][q] * slope);
+        reinterpret_cast<P*>(dx)[row * packs + i] = out;
+      }
+    }
+  }
+  const int64_t part = blockIdx.x;
+#pragma unroll
+  for (int k = 0; k < VALUES<W>; ++k) {
+    const int i = k / N * threads + t, c = i * N + k % N;
+    if (i < packs) {
+      partial[part * cols + c] = dw[k];
+    }
+  }
+}
+
+// dweight[c] = the sum of partial[0 … parts-1][c], always in the same order.
+template <typename T, typename W>
+__global__ void finish_kernel(const W* partial, T* dweight, int parts, int cols) {
+  __shared__ W found[WARPS][32];
+  const int c = blockIdx.x * 32 + threadIdx.x;
+  W sum = 0;
+  for (int part = threadIdx.y; part < parts && c < cols; part += WARPS) {
+    sum += partial[int64_t{part} * cols + c];
+  }
+  found[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || c >= cols) return;
+  for (int w = 1; w < WARPS; ++w) sum += found[w][threadIdx.x];
+  dweight[c] = static_cast<T>(sum);
+}
+
+int threads_of(int64_t cols, int values) {
+  return static_cast<int>((cols + 32 * values - 1) / (32 * values) * 32);
+}
+
+// As many as the GPU can hold.
+int64_t blocks_of(int64_t rows, int64_t cols, int values) {
+  int device = 0, sms = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int64_t per_sm = std::max(1, THREADS_PER_SM / threads_of(cols, values));
+  return std::min(rows, sms * per_sm);
+}
+
+// How many values the launcher wants in `partial`. It does not know the type: the larger answer.
+extern "C" int64_t rms_norm_backward_workspace(int64_t rows, int64_t cols) {
+  return cols *
+         std::max(blocks_of(rows, cols, VALUES<double>), blocks_of(rows, cols, VALUES<float>));
+}
+
+template <typename T, typename W>
+cudaError_t launch(const T* grad, const T* x, const T* weight, const W* rstd, T* dx, T* dweight,
+                   W* partial, int64_t rows, int64_t cols, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T);
+  if (cols > MAX_BLOCK * VALUES<W>) return cudaErrorInvalidValue;
+  uintptr_t bits = cols % N * sizeof(T);
+  for (const T* pointer : {grad, x, weight, static_cast<const T*>(dx)}) {
+    bits |= reinterpret_cast<uintptr_t>(pointer);
+  }
+  auto kernel = bits % 16 == 0 ? rows_kernel<T, W, N> : rows_kernel<T, W, 1>;
+  const int threads = threads_of(cols, VALUES<W>), length = static_cast<int>(cols);
+  const auto blocks = static_cast<unsigned>(blocks_of(rows, cols, VALUES<W>));
+  const int queues = threads * VALUES<W> * 2 * AHEAD<T> * static_cast<int>(sizeof(T));
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, queues);
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, threads, queues, stream>>>(grad, x, weight, rstd, dx, partial, rows, length);
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  finish_kernel<<<(length + 31) / 32, dim3(32, WARPS), 0, stream>>>(
+      partial, dweight, static_cast<int>(blocks), length);
+  return cudaGetLastError();
+}
+
+#define LAUNCHER(SUFFIX, T, W)                                                                  \
+  extern "C" cudaError_t rms_norm_backward_launch_##SUFFIX(                                     \
+      const T* grad, const T* x, const T* weight, const W* rstd, T* dx, T* dweight, W* partial, \
+      int64_t rows, int64_t cols, cudaStream_t stream) {                                        \
+    return launch(grad, x, weight, rstd, dx, dweight, partial, rows, cols, stream);             \
+  }
+LAUNCHER(f32, float, float)
+LAUNCHER(f64, double, double)
+LAUNCHER(f16, __half, float)
+LAUNCHER(bf16, __nv_bfloat16, float)
