@@ -68,6 +68,8 @@ def matmul_tc(
 class MatMulTC(torch.autograd.Function):
     """C = A·B gives dA = dC·Bᵀ and dB = Aᵀ·dC: two more products, of transposed matrices.
 
+    The fastest rung that takes them computes them, whichever was called: some take no transposes.
+
     The activation's gradient comes first. ReLU's slope is read off the result. GELU's needs the
     value before the activation, which is computed again: a product more, a matrix less to keep.
     The bias gets the sums of the columns. All of it can be differentiated again.

@@ -8,7 +8,7 @@
 //          Legal: sm_90a; float16, bfloat16; channels-last; one group; C and K multiples of 8;
 //          stride up to 8, padding and (R - 1)·dilation up to 127; pointers aligned to 16 bytes
 // Result : not measured yet
-// Try    : STAGES 4 → 2; predict first
+// Try    : MOST_SHARED 226 → 130: two or three stages; predict first
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -20,14 +20,15 @@
 #include <type_traits>
 
 constexpr int BK = 64, ROW_BYTES = BK * 2;  // channels of a pixel or filter; swizzled by TMA
-constexpr int BOX_BYTES = 64 * ROW_BYTES;   // a consumer's pixels of a stage; what is stored at once
-constexpr int STAGES = 4;
+constexpr int BOX_BYTES = 64 * ROW_BYTES;  // a consumer's pixels of a stage; what is stored at once
+constexpr int MOST_SHARED = 226 * 1024;    // of 227 KB that a block may have
 template <int BM, int BN>  // a tile: BM / 64 warpgroups compute 64 pixels x BN filters each
 struct Tile {
   static constexpr int CONSUMERS = BM / 64, THREADS = 128 + CONSUMERS * 128;
+  static constexpr int OUT_BYTES = CONSUMERS * 2 * BOX_BYTES;  // two boxes of results each
   static constexpr int STAGE_BYTES = (BM + BN) * ROW_BYTES;
-  static constexpr int SHARED_BYTES =  // with two boxes of results each; 1024 to align
-      STAGES * STAGE_BYTES + CONSUMERS * 2 * BOX_BYTES + 1024;
+  static constexpr int STAGES = (MOST_SHARED - OUT_BYTES - 1024) / STAGE_BYTES;  // 4 to 8
+  static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + OUT_BYTES + 1024;   // 1024: to align
 };
 
 // What only Hopper has stays out of builds for other GPUs, and the launcher then refuses.
@@ -54,7 +55,8 @@ __device__ uint32_t shared_address(const void* p) {
 // An mbarrier counts arrivals and bytes; a phase ends when both are complete.
 __device__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(barrier),
+      "mbarrier.init.shared::cta.b64 [%0], %1;\n"
+      "fence.mbarrier_init.release.cluster;" ::"r"(barrier),
       "r"(arrivals)
       : "memory");
 }
@@ -69,7 +71,8 @@ __device__ void mbarrier_arrive(uint32_t barrier) {
 __device__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
@@ -106,7 +109,9 @@ __device__ void tma_store_wait_read() {  // all but the latest PENDING stores ha
 }
 // What was written to shared memory before it is visible to TMA after it.
 __device__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+__device__ void warpgroup_barrier(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
 // Stores four 8 x 8 matrices: lane l names row l % 8 of matrix l / 8.
 __device__ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
@@ -148,9 +153,10 @@ __device__ void wgmma(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
 }
 // clang-format on
 
-__device__ float activate(float z, int activation) {
-  if (activation == 1) return z < 0.0f ? 0.0f : z;  // NaN stays
-  if (activation == 2) return z * 0.5f * (1.0f + erff(z * 0.70710678f));
+template <int ACTIVATION>
+__device__ float activate(float z) {
+  if (ACTIVATION == 1) return z < 0.0f ? 0.0f : z;  // NaN stays
+  if (ACTIVATION == 2) return z * 0.5f * (1.0f + erff(z * 0.70710678f));
   return z;
 }
 #endif
@@ -161,7 +167,8 @@ __global__ void __launch_bounds__(Tile<BM, BN>::THREADS, 1)
                   const __grid_constant__ CUtensorMap weight_map,
                   const __grid_constant__ CUtensorMap y_map, const T* bias, Conv v) {
 #if HOPPER
-  constexpr int CONSUMERS = Tile<BM, BN>::CONSUMERS, STAGE_BYTES = Tile<BM, BN>::STAGE_BYTES;
+  constexpr int CONSUMERS = Tile<BM, BN>::CONSUMERS, STAGES = Tile<BM, BN>::STAGES;
+  constexpr int STAGE_BYTES = Tile<BM, BN>::STAGE_BYTES;
   extern __shared__ char dynamic[];
   __shared__ uint64_t barriers[2 * STAGES];
   __shared__ T shifts[CONSUMERS][BN];                               // the bias
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(Tile<BM, BN>::THREADS, 1)
   for (int u = blockIdx.x; u < tiles; u += gridDim.x) {
     const int pixel = u / tiles_k * BM + warpgroup * 64, k = u % tiles_k * BN;
     const bool has_bias = bias && t < BN && k + t < v.filters;
-    const T ahead = has_bias ? bias[k + t] : T(0.0f);  // arrives while the first stages are worked on
+    const T ahead = has_bias ? bias[k + t] : T(0.0f);  // arrives during the first stages
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(full + stage * 8, phase);
       const uint32_t a = base + stage * STAGE_BYTES + warpgroup * BOX_BYTES;
@@ -233,29 +240,36 @@ __global__ void __launch_bounds__(Tile<BM, BN>::THREADS, 1)
     release_last();
     if (t < BN) shifts[warpgroup][t] = ahead;
 
+    const auto store = [&](auto activation) {
 #pragma unroll
-    for (int c = 0; c < BN; c += 64, side ^= 1) {
-      const uint32_t buffer = out + side * BOX_BYTES;
-      if (t == 0) tma_store_wait_read<1>();  // the store before last has left this buffer
-      warpgroup_barrier(warpgroup + 1);
+      for (int c = 0; c < BN; c += 64, side ^= 1) {
+        const uint32_t buffer = out + side * BOX_BYTES;
+        if (t == 0) tma_store_wait_read<1>();  // the store before last has left this buffer
+        warpgroup_barrier(warpgroup + 1);
 #pragma unroll
-      for (int j = c; j < c + 64; j += 16) {
-        uint32_t four[4];
+        for (int j = c; j < c + 64; j += 16) {
+          uint32_t four[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {  // matrices: 8 filters of 8 pixels, of 8 more, the next 8, …
-          const float* z = &d[j / 2 + e * 2];
-          const T* shift = &shifts[warpgroup][j + e / 2 * 8 + lane % 4 * 2];
-          const T pair[] = {T(activate(z[0] + static_cast<float>(shift[0]), v.activation)),
-                            T(activate(z[1] + static_cast<float>(shift[1]), v.activation))};
-          four[e] = reinterpret_cast<const uint32_t&>(pair);
+          for (int e = 0; e < 4;
+               ++e) {  // matrices: 8 filters of 8 pixels, of 8 more, the next 8, …
+            const float* z = &d[j / 2 + e * 2];
+            const T* shift = &shifts[warpgroup][j + e / 2 * 8 + lane % 4 * 2];
+            const T pair[] = {T(activate<activation.value>(z[0] + static_cast<float>(shift[0]))),
+                              T(activate<activation.value>(z[1] + static_cast<float>(shift[1])))};
+            four[e] = reinterpret_cast<const uint32_t&>(pair);
+          }
+          const int piece = ((j - c) / 8 + lane / 16) ^ (out_row % 8);  // swizzled
+          stmatrix_x4(buffer + out_row * ROW_BYTES + piece * 16, four);
         }
-        const int piece = ((j - c) / 8 + lane / 16) ^ (out_row % 8);  // swizzled
-        stmatrix_x4(buffer + out_row * ROW_BYTES + piece * 16, four);
+        fence_proxy_async();
+        warpgroup_barrier(warpgroup + 1);
+        if (t == 0) tma_store(&y_map, k + c, pixel, buffer);
       }
-      fence_proxy_async();
-      warpgroup_barrier(warpgroup + 1);
-      if (t == 0) tma_store(&y_map, k + c, pixel, buffer);
-    }
+    };
+    // Asked for each number, the same question would cost 1 x 1 layers a good part of their time.
+    if (v.activation == 0) store(std::integral_constant<int, 0>());
+    if (v.activation == 1) store(std::integral_constant<int, 1>());
+    if (v.activation == 2) store(std::integral_constant<int, 2>());
   }
   if (t == 0) tma_store_wait_read<0>();
 #endif
@@ -293,8 +307,8 @@ bool make_im2col_map(CUtensorMap* map, CUtensorMapDataType type, const void* x, 
                       v.pad_h - (v.kernel_h - 1) * v.dilation_h};
   const cuuint32_t right = v.stride_w, down = v.stride_h, every[] = {1, right, down, 1};
   return encode && encode(map, type, 4, const_cast<void*>(x), size, stride, first, last, BK,
-                          windows, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          windows, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

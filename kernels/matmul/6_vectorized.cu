@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < TN; j += 4) {
       if (i0 + row + i < m && j0 + col + j < n) {
-        const float4 v = {sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
-        *reinterpret_cast<float4*>(c + (i0 + row + i) * n + j0 + col + j) = v;
+        reinterpret_cast<float4*>(c)[((i0 + row + i) * n + j0 + col + j) / 4] = {
+            sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
       }
     }
   }

@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < TN; j += 4) {
       const int64_t cj = j0 + col + j * LANES_N;
       if (ci < m && cj < n) {
-        const float4 v = {sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]};
-        *reinterpret_cast<float4*>(c + ci * n + cj) = v;
+        reinterpret_cast<float4*>(c)[(ci * n + cj) / 4] = {sum[i][j], sum[i][j + 1], sum[i][j + 2],
+                                                           sum[i][j + 3]};
       }
     }
   }

@@ -42,7 +42,6 @@ __device__ uint32_t shared_address(const void* p) {
 }
 
 // ---- mbarrier: counts arrivals and bytes; a phase ends when both are complete
-// --------------------
 
 __device__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -66,7 +65,6 @@ __device__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 }
 
 // ---- TMA: one thread asks for a box, and the copy engine moves it
-// --------------------------------
 
 __device__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {
   asm volatile(
@@ -76,7 +74,6 @@ __device__ void tma_load(uint32_t to, const CUtensorMap* map, int x, int y, uint
       : "memory");
 }
 // ---- wgmma
-// ---------------------------------------------------------------------------------------
 
 // Describes an operand in boxes. Along K-major rows (128 bytes) 8 rows are 1024 bytes apart. Where
 // the rows run along M or N, 8 steps of K are 1024 bytes apart, and the next 64 of M or N one box.
@@ -232,7 +229,6 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // ---- host
-// ----------------------------------------------------------------------------------------
 
 // A matrix in device memory, of which boxes of 64 x 64 are copied. TMA wants one stride to be 1 and
 // the other to be whole 16 bytes; if it is the rows' stride that is 1, the transpose is described.
