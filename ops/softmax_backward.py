@@ -44,10 +44,10 @@ def softmax_backward(
 
 
 def fastest(out: torch.Tensor) -> str:
-    """The rung for out: ``SHORT`` for rows that 32 lanes keep, 64 bytes each, else ``GENERAL``."""
+    """The rung for out: ``SHORT`` for rows of up to 1 KB, else ``GENERAL``, a block for each."""
     if out.dim() == 0:
         return GENERAL  # which refuses it
-    return SHORT if out.shape[-1] * out.element_size() <= 32 * 64 else GENERAL
+    return SHORT if out.shape[-1] * out.element_size() <= 1024 else GENERAL
 
 
 opaque(

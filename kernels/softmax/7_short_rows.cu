@@ -4,9 +4,9 @@
 //          shuffles among themselves, with no shared memory and no barrier. A row of any length
 //          and alignment is up to 15 single values, packs, and up to 15 singles again
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
-// Legal  : cols ≤ 1024 (float64: 512), any alignment
+// Legal  : cols ≤ 512 (float64: 256), any alignment
 // Result : not measured yet
-// Try    : SHORT 8 → 32 for rows of 256 values; predict first
+// Try    : SHORT 8 → 16 for rows of 256 values; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,7 +17,7 @@
 #include <type_traits>
 
 constexpr int BLOCK = 256;
-constexpr int SHORT = 8, LONG = 32;  // registers that hold values of the row, a thread
+constexpr int SHORT = 8, LONG = 16;  // registers that hold values of the row, a thread
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -4,7 +4,7 @@
 //          shuffles among themselves: no shared memory, no barrier. A row of any length and
 //          alignment is up to 15 single values, packs, and up to 15 singles again
 // Cost   : 3·rows·cols·sizeof(T) bytes: no more than must be
-// Legal  : cols·sizeof(T) ≤ 2048, any alignment
+// Legal  : cols·sizeof(T) ≤ 1024, any alignment
 // Result : not measured yet
 // Try    : BLOCK 256 → 32; predict first
 
@@ -16,7 +16,7 @@
 #include <type_traits>
 
 constexpr int BLOCK = 256;
-constexpr int SHORT = 1, LONG = 4;  // packs of each tensor that a thread keeps
+constexpr int SHORT = 1, LONG = 2;  // packs of each tensor that a thread keeps
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;

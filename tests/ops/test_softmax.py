@@ -98,20 +98,28 @@ def test_values_beyond_the_range_of_exp(device, rung):
     assert torch.allclose(softmax(x, kernel=loader.load("softmax", rung)).double(), reference(x))
 
 
-@pytest.mark.parametrize("cols", [1, 1024, 1025])
+@pytest.mark.parametrize("cols", [1, 256, 257])
 def test_the_rung_that_is_chosen_takes_the_row(device, cols):
     x = torch.randn(3, cols, device=device)
-    chosen = "7_short_rows" if cols <= 1024 else "8_any_row"
+    chosen, of_gradient = ("7_short_rows", "3_short_rows") if cols <= 256 else (
+        "8_any_row", "4_any_row")  # fmt: skip
     assert ops.softmax.fastest(x) == chosen
-    assert torch.equal(softmax(x), loader.load("softmax", chosen).softmax(x))
-    assert ops.softmax.fastest(x.half()) == chosen  # which is kept as float
-    assert (ops.softmax.fastest(x.double()) == "7_short_rows") == (cols <= 512)
-    chosen = "3_short_rows" if cols <= 512 else "4_any_row"
-    assert ops.softmax_backward.fastest(x) == chosen
+    assert ops.softmax_backward.fastest(x) == of_gradient
     y = softmax(x)
-    want = loader.load("softmax_backward", chosen).softmax_backward(x, y)
-    assert torch.equal(ops.softmax_backward.softmax_backward(x, y), want)
-    assert (ops.softmax_backward.fastest(x.half()) == "3_short_rows") == (cols <= 1024)
+    assert torch.equal(y, loader.load("softmax", chosen).softmax(x))
+    dx = loader.load("softmax_backward", of_gradient).softmax_backward(x, y)
+    assert torch.equal(ops.softmax_backward.softmax_backward(x, y), dx)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_longest_row_that_counts_as_short(device, dtype):
+    """It is within what those rungs take."""
+    x = torch.randn(3, 1024 // dtype.itemsize, device=device).to(dtype)
+    assert ops.softmax.fastest(x) == "7_short_rows"
+    y, want = softmax(x), reference(x)
+    assert (y.double() - want).norm() < tolerance(dtype) * want.norm()
+    dx, want = ops.softmax_backward.softmax_backward(x, y), ops.softmax_backward.reference(x, y)
+    assert (dx.double() - want).norm() < ops.softmax_backward.tolerance(dtype) * want.norm()
 
 
 NO_CLUSTERS = {  # what a chip or a MIG slice may answer that has none of that size
