@@ -1,12 +1,11 @@
 // 4_vectorized.cu: a block a row, 16 bytes a load, the row in registers
 // Before : rung 3 ends at 1024 values, and moves 2 or 4 bytes an instruction
-// Idea   : a thread has two packs of 16 bytes and a row as many threads as that takes: 32 registers a
-//          thread let an SM hold all the threads it can. Distances are taken from the mean of the
-//          warp, and one exchange joins the block
+// Idea   : a thread has four packs of 16 bytes, and a row as many warps as that takes. Distances are
+//          taken from the mean of the warp, and one exchange joins the block
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, up to 32768; pointers on 16 bytes
 // Result : not measured yet
-// Try    : PACKS 2 → 8 with MAX_BLOCK 1024 → 256; predict first
+// Try    : PACKS 4 → 1 with MAX_BLOCK 512 → 1024; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -16,8 +15,8 @@
 #include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 1024;
-constexpr int PACKS = 2;  // of a row, a thread
+constexpr int MAX_BLOCK = 512;
+constexpr int PACKS = 4;  // of a row, a thread
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -1,24 +1,24 @@
 // 8_any_row.cu: every row length and every alignment
 // Before : the rungs with packs want rows that begin on 16-byte boundaries
 // Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail. Weight
-//          and bias lie differently: a pack of theirs is cut out of the two that it touches.
-//          Welford's rule, pack by pack: a division for 4 or 8 values, and no limit to the length
-// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4), and a second read that finds the row in
-//          L1 or L2, or if it is too long for that, in memory
+//          and bias are needed in the same packs: every block copies them into shared memory, shifted,
+//          once for all of its rows, which begin equally far from a boundary
+// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4); rows over MOST bytes are read twice
 // Legal  : everything
 // Result : not measured yet
-// Try    : read weight and bias value by value, with load(…, false); predict first
+// Try    : a step of gridDim.x - 1 rows (and look at the results); predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
-constexpr int PACKS = 4;  // of a row, a thread, while the block is large enough
+constexpr int MOST = 1 << 15;  // bytes of a row: weight and bias take twice as much shared memory
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -47,6 +47,14 @@ __device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
 }
 
 template <typename T>
+__device__ Pack<T> load_once(const T* from) {
+  const int4 bits = __ldcg(reinterpret_cast<const int4*>(from));
+  Pack<T> pack;
+  memcpy(&pack, &bits, 16);
+  return pack;
+}
+
+template <typename T>
 __device__ Pack<T> load(const T* from, bool aligned) {
   if (aligned) return *reinterpret_cast<const Pack<T>*>(from);
   Pack<T> pack;
@@ -62,29 +70,23 @@ __device__ void store(T* to, Pack<T> pack, bool aligned) {
 
 __device__ bool on16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// The 16 bytes at `from`, out of the two aligned packs that they touch: 32 bytes are shifted by 8, by
-// 4 and by 2. Value by value where one of the two would reach out of [first, end).
-template <typename T>
-__device__ Pack<T> cut_out(const T* from, const T* first, const T* end) {
-  const unsigned skew = reinterpret_cast<uintptr_t>(from) % 16;
-  const T* low = from - skew / sizeof(T);
-  if (skew == 0 || low < first || low + 2 * N<T> > end) return load(from, skew == 0);
-  const uint4* both = reinterpret_cast<const uint4*>(low);
-  const uint4 a = both[0], b = both[1];
-  unsigned words[] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  for (int k = 0; k < 6 && skew & 8; ++k) words[k] = words[k + 2];
-  for (int k = 0; k < 5 && skew & 4; ++k) words[k] = words[k + 1];
-  for (int k = 0; k < 4 && sizeof(T) == 2; ++k) {
-    words[k] = __funnelshift_r(words[k], words[k + 1], skew % 4 * 8);
-  }
-  Pack<T> pack;
-  memcpy(&pack, words, 16);
-  return pack;
-}
-
 template <typename T>
 __device__ T add(T a, T b) {
   return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+}
+
+template <typename T, typename W>
+__device__ void add_up(Pack<T> pack, W& sum) {
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += value[k];
+}
+
+template <typename T, typename W>
+__device__ void add_up_squares(Pack<T> pack, W mean, W& sum) {  // of distances from the mean
+  W value[N<T>];
+  widen(pack, value);
+  for (int k = 0; k < N<T>; ++k) sum += (value[k] - mean) * (value[k] - mean);
 }
 
 template <typename T, typename W>
@@ -103,98 +105,177 @@ struct Part {         // of a row
   W count, mean, m2;  // m2 = Σ (x − mean)²
 };
 
-template <typename T, typename W>
-__device__ Part<W> join(Part<W> part, Pack<T> pack) {
-  W value[N<T>], mean = 0, m2 = 0;
-  widen(pack, value);
-  for (int k = 0; k < N<T>; ++k) mean += value[k] / N<T>;
-  for (int k = 0; k < N<T>; ++k) m2 += (value[k] - mean) * (value[k] - mean);
-  const W count = part.count + N<T>, distance = mean - part.mean, share = N<T> / count;
-  return {count, part.mean + distance * share,
-          part.m2 + m2 + distance * distance * part.count * share};
-}
-
+// Sums over `width` neighbouring lanes, a power of two.
 template <typename W>
-__device__ W sum_lanes(W value, int lanes) {  // of neighbours, a power of two
-  for (int d = lanes / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+__device__ W sum_lanes(W value, int width) {
+  for (int d = 16; d > 0; d /= 2) {
+    if (d < width) value += __shfl_xor_sync(~0u, value, d);
+  }
   return value;
 }
 
-// The mean first, then the distances from it. Joining two by two would divide in every step.
+// Joins the parts of 32 lanes: the mean first, then the distances from it. Joining two by two would
+// divide in every step.
 template <typename W>
-__device__ Part<W> join_lanes(Part<W> part, int lanes) {
-  const W count = sum_lanes(part.count, lanes), sum = sum_lanes(part.count * part.mean, lanes);
-  const W mean = count > 0 ? sum / count : 0, distance = part.mean - mean;
-  return {count, mean, sum_lanes(part.m2 + part.count * distance * distance, lanes)};
+__device__ Part<W> join_lanes(Part<W> part) {
+  const W count = sum_lanes(part.count, 32), mean = sum_lanes(part.count * part.mean, 32) / count;
+  const W distance = part.count > 0 ? part.mean - mean : 0;
+  return {count, mean, sum_lanes(part.m2 + part.count * distance * distance, 32)};
 }
 
-// A block is blockDim.x threads along a row, times blockDim.y rows.
-template <typename T, typename W>
-__global__ void __launch_bounds__(MAX_BLOCK)
-    layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-                      W* mean_out, W* rstd_out, int64_t rows, int64_t cols, W eps) {
-  const int t = threadIdx.x, threads = blockDim.x;
-  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, first = row * cols;
-  const int64_t length = row < rows ? cols : 0;  // past the end: join, do no more
-  const int64_t before = (16 - reinterpret_cast<uintptr_t>(x + first) % 16) % 16 / sizeof(T);
-  const int64_t head = min(length, before), packs = (length - head) / N<T>, body = first + head;
-  const int64_t singles = length - packs * N<T>, single = t < head ? t : packs * N<T> + t;
+// And those of a block's warps.
+template <typename W>
+__device__ Part<W> join_warps(Part<W> part, Part<W>* found) {
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  if (warps <= 1) return part;
+  if (lane == 0) found[threadIdx.x / 32] = part;
+  __syncthreads();
+  return join_lanes(lane < warps ? found[lane] : Part<W>{0, 0, 0});
+}
 
-  Part<W> part = {0, 0, 0};
-  T rest = static_cast<T>(0.f);
-  if (t < singles) {
-    rest = x[first + single];
-    if (residual != nullptr) sum[first + single] = rest = add(rest, residual[first + single]);
-    part = {1, static_cast<W>(rest), 0};
+// A block is blockDim.x threads along a row, times blockDim.y rows: either one warp or one row. From
+// a row to the block's next one it is a multiple of N rows, so that both lie alike.
+template <typename T, typename W, int PACKS>
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
+    keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+             W* mean_out, W* rstd_out, int64_t rows, int cols, W eps) {
+  extern __shared__ int4 shifted[];
+  __shared__ Part<W> found[2][MAX_BLOCK / 32];
+  const int t = threadIdx.x, threads = blockDim.x, width = min(threads, 32);
+  // The row is: head · packs on 16-byte boundaries of x · tail. A thread keeps one of the singles.
+  const auto skew = reinterpret_cast<uintptr_t>(x + int64_t{blockIdx.x} * cols) % 16;
+  const int head = min(cols, static_cast<int>((16 - skew) % 16 / sizeof(T)));
+  const int packs = (cols - head) / N<T>, singles = cols - packs * N<T>;
+  const int single = t < head ? t : packs * N<T> + t;
+  auto w = reinterpret_cast<Pack<T>*>(shifted), b = w + packs;
+  for (int c = threadIdx.y * threads + t; c < packs * N<T>; c += threads * blockDim.y) {
+    reinterpret_cast<T*>(w)[c] = weight[head + c];
+    reinterpret_cast<T*>(b)[c] = bias[head + c];
   }
-#pragma unroll PACKS
-  for (int64_t i = body + t * N<T>; i < body + packs * N<T>; i += threads * N<T>) {
-    Pack<T> pack = load(x + i, true);
-    if (residual != nullptr) {
-      const Pack<T> more = cut_out(residual + i, residual, residual + rows * cols);
-      for (int k = 0; k < N<T>; ++k) pack.at[k] = add(pack.at[k], more.at[k]);
-      store(sum + i, pack, on16(sum + i));
+  __syncthreads();
+  int mine = t < singles;
+  for (int p = 0; p < PACKS; ++p) mine += p * threads + t < packs ? N<T> : 0;
+  const W count = sum_lanes(static_cast<W>(mine), width);
+
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  int64_t row = blockIdx.x + int64_t{gridDim.x} * threadIdx.y;
+  for (int turn = 0; row - gridDim.x * threadIdx.y < rows; row += step, turn ^= 1) {
+    const bool inside = row < rows;  // lanes past the end join in, and do no more
+    const int64_t first = row * cols, body = first + head;
+    Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+    for (int p = 0; p < PACKS; ++p) {
+      const int i = p * threads + t;
+      if (inside && i < packs) pack[p] = load_once(x + body + i * N<T>);
     }
-    part = join(part, pack);
-  }
-  part = join_lanes(part, min(threads, 32));
-  if (threads > 32) {
-    __shared__ Part<W> found[MAX_BLOCK / 32];
-    if (t % 32 == 0) found[t / 32] = part;
-    __syncthreads();
-    part = join_lanes(t % 32 < threads / 32 ? found[t % 32] : Part<W>{0, 0, 0}, 32);
-  }
-  const W rstd = rsqrt(part.m2 / cols + eps);
+    T rest = inside && t < singles ? x[first + single] : static_cast<T>(0.f);
+    if (residual != nullptr && inside) {
+      const bool alike = on16(residual + body) && on16(sum + body);
+      for (int p = 0; p < PACKS; ++p) {
+        const int i = p * threads + t;
+        if (i >= packs) continue;
+        const Pack<T> more = load(residual + body + i * N<T>, alike);
+        for (int k = 0; k < N<T>; ++k) pack[p].at[k] = add(pack[p].at[k], more.at[k]);
+        store(sum + body + i * N<T>, pack[p], alike);
+      }
+      if (t < singles) sum[first + single] = rest = add(rest, residual[first + single]);
+    }
+    W total = static_cast<W>(rest);
+    for (int p = 0; p < PACKS; ++p) {
+      if (p * threads + t < packs) add_up(pack[p], total);
+    }
+    // Distances from the mean of the warp: no barrier before them, and no cancellation.
+    Part<W> part = {count, count > 0 ? sum_lanes(total, width) / count : 0, 0};
+    for (int p = 0; p < PACKS; ++p) {
+      if (p * threads + t < packs) add_up_squares(pack[p], part.mean, part.m2);
+    }
+    const W distance = static_cast<W>(rest) - part.mean;
+    if (t < singles) part.m2 += distance * distance;
+    part.m2 = sum_lanes(part.m2, width);
+    part = join_warps(part, found[turn]);  // the other row's may still be read
+    const W rstd = rsqrt(part.m2 / cols + eps);
+    if (!inside) continue;
 
+    const bool alike = on16(out + body);
+    for (int p = 0; p < PACKS; ++p) {
+      const int i = p * threads + t;
+      if (i >= packs) continue;
+      store(out + body + i * N<T>, normalize(pack[p], part.mean, rstd, w[i], b[i]), alike);
+    }
+    if (t < singles) {
+      const W normal = (static_cast<W>(rest) - part.mean) * rstd;
+      out[first + single] =
+          static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
+    }
+    if (t == 0) {  // the gradient needs both
+      mean_out[row] = part.mean;
+      rstd_out[row] = rstd;
+    }
+  }
+}
+
+// Rung 2.
+template <typename T, typename W>
+__global__ void __launch_bounds__(1024)
+    read_twice(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+               W* mean_out, W* rstd_out, int64_t cols, W eps) {
+  const int64_t first = int64_t{blockIdx.x} * cols;
+  Part<W> part = {0, 0, 0};
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
+    T value = x[first + c];
+    if (residual != nullptr) sum[first + c] = value = add(value, residual[first + c]);
+    const W distance = static_cast<W>(value) - part.mean;
+    part.count += 1;
+    part.mean += distance / part.count;
+    part.m2 += distance * (static_cast<W>(value) - part.mean);
+  }
+  __shared__ Part<W> found[32];
+  part = join_warps(join_lanes(part), found);
+  const W rstd = rsqrt(part.m2 / cols + eps);
   if (residual != nullptr) x = sum;  // each thread reads what it wrote itself
-#pragma unroll PACKS
-  for (int64_t i = t * N<T>; i < packs * N<T>; i += threads * N<T>) {
-    const Pack<T> w = cut_out(weight + head + i, weight, weight + cols);
-    const Pack<T> b = cut_out(bias + head + i, bias, bias + cols);
-    const Pack<T> pack = load(x + body + i, on16(x + body));
-    store(out + body + i, normalize(pack, part.mean, rstd, w, b), on16(out + body));
+#pragma unroll 4
+  for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
+    const W normal = (static_cast<W>(x[first + c]) - part.mean) * rstd;
+    out[first + c] = static_cast<T>(normal * static_cast<W>(weight[c]) + static_cast<W>(bias[c]));
   }
-  if (t < singles) {
-    const W normal = (static_cast<W>(rest) - part.mean) * rstd;
-    out[first + single] =
-        static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
-  }
-  if (t == 0 && row < rows) {  // the gradient needs both
-    mean_out[row] = part.mean;
-    rstd_out[row] = rstd;
+  if (threadIdx.x == 0) {
+    mean_out[blockIdx.x] = part.mean;
+    rstd_out[blockIdx.x] = rstd;
   }
 }
 
 template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-                   W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
-  int threads = 2 * N<T>;  // a row: enough for the singles of head and tail
-  while (threads < MAX_BLOCK && threads * PACKS * N<T> < cols) threads *= 2;
+                   W* mean, W* rstd, int64_t rows, int64_t cols, double epsilon,
+                   cudaStream_t stream) {
+  constexpr int FEW = 2, MANY = 4;  // packs a thread: MOST is 16 * MANY * MAX_BLOCK
+  const W eps = static_cast<W>(epsilon);
+  if (cols * sizeof(T) > MOST) {
+    if (rows > INT32_MAX) return cudaErrorInvalidValue;
+    read_twice<<<static_cast<unsigned>(rows), 1024, 0, stream>>>(x, residual, weight, bias, sum,
+                                                                 out, mean, rstd, cols, eps);
+    return cudaGetLastError();
+  }
+  const int64_t packs = cols / N<T>;
+  int threads = 2 * N<T>;  // a row: at least enough for the singles of head and tail
+  while (threads < 32 && threads * FEW < packs) threads *= 2;
+  const auto kernel = packs <= 32 * FEW ? keep_row<T, W, FEW> : keep_row<T, W, MANY>;
+  if (packs > 32 * MANY) threads = static_cast<int>((packs + 32 * MANY - 1) / (32 * MANY) * 32);
   const dim3 block(threads, threads > 32 ? 1 : 256 / threads);
-  const int64_t grid = (rows + block.y - 1) / block.y;
-  if (grid > INT32_MAX) return cudaErrorInvalidValue;
-  layer_norm_kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(
-      x, residual, weight, bias, sum, out, mean, rstd, rows, cols, static_cast<W>(eps));
+  const auto shared = static_cast<int>(2 * packs * 16);
+  int device = 0, sms = 0, fitting = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  error =
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, threads * block.y, shared);
+  if (error != cudaSuccess) return error;
+  const int64_t grid = std::min<int64_t>(sms * fitting, rows / block.y) / N<T> * N<T> + N<T>;
+  kernel<<<static_cast<unsigned>(grid), block, shared, stream>>>(
+      x, residual, weight, bias, sum, out, mean, rstd, rows, static_cast<int>(cols), eps);
   return cudaGetLastError();
 }
 
