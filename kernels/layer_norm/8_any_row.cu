@@ -1,24 +1,23 @@
 // 8_any_row.cu: every row length and every alignment
 // Before : the rungs with packs want rows that begin on 16-byte boundaries
-// Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail. Weight
-//          and bias are needed in the same packs: every block copies them into shared memory, shifted,
-//          once for all of its rows, which begin equally far from a boundary
-// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4); rows over MOST bytes are read twice
+// Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail.
+//          Several rows a warp, a warp a row or a block a row, by the length
+// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4); rows over 16384 values (float64: 8192)
+//          are read twice
 // Legal  : everything
 // Result : not measured yet
-// Try    : a step of gridDim.x - 1 rows (and look at the results); predict first
+// Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
-constexpr int MOST = 1 << 15;  // bytes of a row: weight and bias take twice as much shared memory
+constexpr int SHORT = 8, LONG = 32;  // registers that hold values of the row, a thread
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -46,6 +45,7 @@ __device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
   }
 }
 
+// Reads past L1, which is left to weight and bias: all rows need those.
 template <typename T>
 __device__ Pack<T> load_once(const T* from) {
   const int4 bits = __ldcg(reinterpret_cast<const int4*>(from));
@@ -133,87 +133,87 @@ __device__ Part<W> join_warps(Part<W> part, Part<W>* found) {
   return join_lanes(lane < warps ? found[lane] : Part<W>{0, 0, 0});
 }
 
-// A block is blockDim.x threads along a row, times blockDim.y rows: either one warp or one row. From
-// a row to the block's next one it is a multiple of N rows, so that both lie alike.
-template <typename T, typename W, int PACKS>
+// A block is blockDim.x threads along a row, times blockDim.y rows.
+template <typename T, typename W, int VALUES>
 __global__ void __launch_bounds__(MAX_BLOCK, 2)
     keep_row(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
              W* mean_out, W* rstd_out, int64_t rows, int cols, W eps) {
-  extern __shared__ int4 shifted[];
-  __shared__ Part<W> found[2][MAX_BLOCK / 32];
-  const int t = threadIdx.x, threads = blockDim.x, width = min(threads, 32);
+  constexpr int PACKS = VALUES / N<T>;
+  __shared__ Part<W> found[MAX_BLOCK / 32];
+  const int t = threadIdx.x, threads = blockDim.x;
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, first = row * cols;
+  const int length = row < rows ? cols : 0;  // past the end: join, do no more
   // The row is: head · packs on 16-byte boundaries of x · tail. A thread keeps one of the singles.
-  const auto skew = reinterpret_cast<uintptr_t>(x + int64_t{blockIdx.x} * cols) % 16;
-  const int head = min(cols, static_cast<int>((16 - skew) % 16 / sizeof(T)));
-  const int packs = (cols - head) / N<T>, singles = cols - packs * N<T>;
+  const int before = (16 - reinterpret_cast<uintptr_t>(x + first) % 16) % 16 / sizeof(T);
+  const int head = min(length, before), packs = (length - head) / N<T>;
+  const int singles = length - packs * N<T>;
   const int single = t < head ? t : packs * N<T> + t;
-  auto w = reinterpret_cast<Pack<T>*>(shifted), b = w + packs;
-  for (int c = threadIdx.y * threads + t; c < packs * N<T>; c += threads * blockDim.y) {
-    reinterpret_cast<T*>(w)[c] = weight[head + c];
-    reinterpret_cast<T*>(b)[c] = bias[head + c];
-  }
-  __syncthreads();
-  int mine = t < singles;
-  for (int p = 0; p < PACKS; ++p) mine += p * threads + t < packs ? N<T> : 0;
-  const W count = sum_lanes(static_cast<W>(mine), width);
+  const int64_t body = first + head;
 
-  const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  int64_t row = blockIdx.x + int64_t{gridDim.x} * threadIdx.y;
-  for (int turn = 0; row - gridDim.x * threadIdx.y < rows; row += step, turn ^= 1) {
-    const bool inside = row < rows;  // lanes past the end join in, and do no more
-    const int64_t first = row * cols, body = first + head;
-    Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+  Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) pack[p] = load_once(x + body + i * N<T>);
+  }
+  T rest = t < singles ? x[first + single] : static_cast<T>(0.f);
+  if (residual != nullptr) {
+    const bool alike = on16(residual + body) && on16(sum + body);
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
-      if (inside && i < packs) pack[p] = load_once(x + body + i * N<T>);
-    }
-    T rest = inside && t < singles ? x[first + single] : static_cast<T>(0.f);
-    if (residual != nullptr && inside) {
-      const bool alike = on16(residual + body) && on16(sum + body);
-      for (int p = 0; p < PACKS; ++p) {
-        const int i = p * threads + t;
-        if (i >= packs) continue;
-        const Pack<T> more = load(residual + body + i * N<T>, alike);
-        for (int k = 0; k < N<T>; ++k) pack[p].at[k] = add(pack[p].at[k], more.at[k]);
+      if (i < packs) {
+        W a[N<T>], b[N<T>];
+        widen(pack[p], a);
+        widen(load(residual + body + i * N<T>, alike), b);
+        for (int k = 0; k < N<T>; ++k) pack[p].at[k] = static_cast<T>(a[k] + b[k]);
         store(sum + body + i * N<T>, pack[p], alike);
       }
-      if (t < singles) sum[first + single] = rest = add(rest, residual[first + single]);
     }
-    W total = static_cast<W>(rest);
-    for (int p = 0; p < PACKS; ++p) {
-      if (p * threads + t < packs) add_up(pack[p], total);
-    }
-    // Distances from the mean of the warp: no barrier before them, and no cancellation.
-    Part<W> part = {count, count > 0 ? sum_lanes(total, width) / count : 0, 0};
-    for (int p = 0; p < PACKS; ++p) {
-      if (p * threads + t < packs) add_up_squares(pack[p], part.mean, part.m2);
-    }
-    const W distance = static_cast<W>(rest) - part.mean;
-    if (t < singles) part.m2 += distance * distance;
-    part.m2 = sum_lanes(part.m2, width);
-    part = join_warps(part, found[turn]);  // the other row's may still be read
-    const W rstd = rsqrt(part.m2 / cols + eps);
-    if (!inside) continue;
+    if (t < singles) sum[first + single] = rest = add(rest, residual[first + single]);
+  }
 
-    const bool alike = on16(out + body);
-    for (int p = 0; p < PACKS; ++p) {
-      const int i = p * threads + t;
-      if (i >= packs) continue;
-      store(out + body + i * N<T>, normalize(pack[p], part.mean, rstd, w[i], b[i]), alike);
+  W count = cols;  // of the lanes that share a row in this warp
+  if (threads > 32) {
+    int mine = t < singles;
+    for (int p = 0; p < PACKS; ++p) mine += p * threads + t < packs ? N<T> : 0;
+    count = sum_lanes(static_cast<W>(mine), 32);
+  }
+  W total = static_cast<W>(rest);
+  for (int p = 0; p < PACKS; ++p) {
+    if (p * threads + t < packs) add_up(pack[p], total);
+  }
+  // Distances from the mean of the warp: no barrier before them, and no cancellation.
+  const int width = min(threads, 32);
+  Part<W> part = {count, count > 0 ? sum_lanes(total, width) / count : 0, 0};
+  for (int p = 0; p < PACKS; ++p) {
+    if (p * threads + t < packs) add_up_squares(pack[p], part.mean, part.m2);
+  }
+  const W distance = static_cast<W>(rest) - part.mean;
+  if (t < singles) part.m2 += distance * distance;
+  part.m2 = sum_lanes(part.m2, width);
+  part = join_warps(part, found);
+  const W mean = part.mean, rstd = rsqrt(part.m2 / cols + eps);
+
+  const bool alike = on16(weight + head) && on16(bias + head);
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) {
+      const Pack<T> w = load(weight + head + i * N<T>, alike);
+      const Pack<T> b = load(bias + head + i * N<T>, alike);
+      store(out + body + i * N<T>, normalize(pack[p], mean, rstd, w, b), on16(out + body));
     }
-    if (t < singles) {
-      const W normal = (static_cast<W>(rest) - part.mean) * rstd;
-      out[first + single] =
-          static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
-    }
-    if (t == 0) {  // the gradient needs both
-      mean_out[row] = part.mean;
-      rstd_out[row] = rstd;
-    }
+  }
+  if (t < singles) {
+    const W normal = (static_cast<W>(rest) - mean) * rstd;
+    out[first + single] =
+        static_cast<T>(normal * static_cast<W>(weight[single]) + static_cast<W>(bias[single]));
+  }
+  if (t == 0 && length > 0) {  // the gradient needs both
+    mean_out[row] = mean;
+    rstd_out[row] = rstd;
   }
 }
 
-// Rung 2.
+// For rows that no block can keep: rung 2.
 template <typename T, typename W>
 __global__ void __launch_bounds__(1024)
     read_twice(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
@@ -248,33 +248,25 @@ template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double epsilon,
                    cudaStream_t stream) {
-  constexpr int FEW = 2, MANY = 4;  // packs a thread: MOST is 16 * MANY * MAX_BLOCK
+  constexpr int SHORT_VALUES = SHORT * 4 / sizeof(W), VALUES = LONG * 4 / sizeof(W);
   const W eps = static_cast<W>(epsilon);
-  if (cols * sizeof(T) > MOST) {
+  if (cols > MAX_BLOCK * VALUES) {
     if (rows > INT32_MAX) return cudaErrorInvalidValue;
     read_twice<<<static_cast<unsigned>(rows), 1024, 0, stream>>>(x, residual, weight, bias, sum,
                                                                  out, mean, rstd, cols, eps);
     return cudaGetLastError();
   }
-  const int64_t packs = cols / N<T>;
-  int threads = 2 * N<T>;  // a row: at least enough for the singles of head and tail
-  while (threads < 32 && threads * FEW < packs) threads *= 2;
-  const auto kernel = packs <= 32 * FEW ? keep_row<T, W, FEW> : keep_row<T, W, MANY>;
-  if (packs > 32 * MANY) threads = static_cast<int>((packs + 32 * MANY - 1) / (32 * MANY) * 32);
+  // A few lanes a row and several rows a block, or several warps a row. Enough lanes for the
+  // singles of head and tail.
+  const bool is_short = cols <= 32 * SHORT_VALUES;
+  int threads = 2 * N<T>;
+  while (threads < 32 && threads * SHORT_VALUES < cols) threads *= 2;
+  if (cols > 32 * VALUES) threads = static_cast<int>((cols + 32 * VALUES - 1) / (32 * VALUES) * 32);
   const dim3 block(threads, threads > 32 ? 1 : 256 / threads);
-  const auto shared = static_cast<int>(2 * packs * 16);
-  int device = 0, sms = 0, fitting = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return error;
-  error =
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, threads * block.y, shared);
-  if (error != cudaSuccess) return error;
-  const int64_t grid = std::min<int64_t>(sms * fitting, rows / block.y) / N<T> * N<T> + N<T>;
-  kernel<<<static_cast<unsigned>(grid), block, shared, stream>>>(
+  const int64_t grid = (rows + block.y - 1) / block.y;
+  if (grid > INT32_MAX) return cudaErrorInvalidValue;
+  const auto kernel = is_short ? keep_row<T, W, SHORT_VALUES> : keep_row<T, W, VALUES>;
+  kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(
       x, residual, weight, bias, sum, out, mean, rstd, rows, static_cast<int>(cols), eps);
   return cudaGetLastError();
 }

@@ -1,24 +1,26 @@
 // 4_any_row.cu: every row length and every alignment
 // Before : rungs 2 and 3 want rows that begin on 16-byte boundaries, and give a short one a whole warp
-// Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail. Weight
-//          is needed in the same packs: every block copies it into shared memory, shifted, once for
-//          all of its rows, which begin equally far from a boundary
-// Cost   : 2·rows·cols·sizeof(T) bytes; rows over MOST bytes are read twice
+// Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail. Several
+//          rows a warp, a warp a row or a block a row, by the length
+// Cost   : 2·rows·cols·sizeof(T) bytes; rows over 16384 values (float64: 8192) are read twice
 // Legal  : everything
 // Result : not measured yet
-// Try    : a step of gridDim.x - 1 rows (and look at the results); predict first
+// Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 512;
-constexpr int MOST = 1 << 15;  // bytes of a row: its weight takes as much shared memory
+constexpr int SHORT = 8, LONG = 32;  // registers that hold values of the row, a thread
+
+template <typename T>
+using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <typename T>
 constexpr int N = 16 / sizeof(T);
@@ -28,21 +30,7 @@ struct alignas(16) Pack {
   T at[N<T>];
 };
 
-// The 16 bits of a bfloat16 are the high half of a float: one shift or mask a value, where the cast
-// takes two instructions.
-template <typename T, typename W>
-__device__ void widen(Pack<T> pack, W (&value)[N<T>]) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    unsigned bits[4];
-    memcpy(bits, &pack, 16);
-    for (int k = 0; k < 8; ++k) {
-      value[k] = __uint_as_float(k % 2 == 0 ? bits[k / 2] << 16 : bits[k / 2] & 0xffff0000u);
-    }
-  } else {
-    for (int k = 0; k < N<T>; ++k) value[k] = static_cast<W>(pack.at[k]);
-  }
-}
-
+// Reads past L1, which is left to weight: all rows need that, and x only one.
 template <typename T>
 __device__ Pack<T> load_once(const T* from) {
   const int4 bits = __ldcg(reinterpret_cast<const int4*>(from));
@@ -55,106 +43,94 @@ template <typename T>
 __device__ Pack<T> load(const T* from, bool aligned) {
   if (aligned) return *reinterpret_cast<const Pack<T>*>(from);
   Pack<T> pack;
+#pragma unroll
   for (int k = 0; k < N<T>; ++k) pack.at[k] = from[k];
   return pack;
 }
 
 template <typename T>
 __device__ void store(T* to, Pack<T> pack, bool aligned) {
-  if (aligned) *reinterpret_cast<Pack<T>*>(to) = pack;
-  for (int k = 0; k < N<T> && !aligned; ++k) to[k] = pack.at[k];
+  if (aligned) {
+    *reinterpret_cast<Pack<T>*>(to) = pack;
+  } else {
+#pragma unroll
+    for (int k = 0; k < N<T>; ++k) to[k] = pack.at[k];
+  }
 }
 
 __device__ bool on16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-template <typename T, typename W>
-__device__ void add_up_squares(Pack<T> pack, W& sum) {
-  W value[N<T>];
-  widen(pack, value);
-  for (int k = 0; k < N<T>; ++k) sum += value[k] * value[k];
-}
-
-template <typename T, typename W>
-__device__ Pack<T> normalize(Pack<T> pack, W rstd, Pack<T> weight) {
-  W value[N<T>], w[N<T>];
-  widen(pack, value);
-  widen(weight, w);
-  for (int k = 0; k < N<T>; ++k) pack.at[k] = static_cast<T>(value[k] * rstd * w[k]);
-  return pack;
-}
-
+// The sum over `width` neighbouring threads: up to 32 a power of two, else whole warps.
 template <typename W>
-__device__ W sum_lanes(W value, int width) {  // of neighbours, a power of two
-  for (int d = width / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+__device__ W sum_block(W value, int width) {
+  for (int d = min(width, 32) / 2; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+  if (width > 32) {
+    __shared__ W found[32];
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) found[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = lane < width / 32 ? found[lane] : 0;
+    for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(~0u, value, d);
+  }
   return value;
 }
 
-// And of the block's warps.
-template <typename W>
-__device__ W sum_row(W value, W* found) {
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  value = sum_lanes(value, min(static_cast<int>(blockDim.x), 32));
-  if (warps <= 1) return value;
-  if (lane == 0) found[threadIdx.x / 32] = value;
-  __syncthreads();
-  return sum_lanes(lane < warps ? found[lane] : 0, 32);
-}
-
-// A block is blockDim.x threads along a row, times blockDim.y rows: either one warp or one row. From
-// a row to the block's next one it is a multiple of N rows, so that both lie alike.
-template <typename T, typename W, int PACKS>
+// A block is blockDim.x threads along a row, times blockDim.y rows.
+template <typename T, typename W, int REGISTERS>
 __global__ void __launch_bounds__(MAX_BLOCK, 2)
-    keep_row(const T* x, const T* weight, T* out, W* rstd_out, int64_t rows, int cols, W eps) {
-  extern __shared__ int4 shifted[];
-  __shared__ W found[2][MAX_BLOCK / 32];
+    keep_row(const T* x, const T* weight, T* out, W* rstd_out, int64_t rows, int64_t cols, W eps) {
+  constexpr int VALUES = REGISTERS * 4 / sizeof(W), PACKS = VALUES / N<T>;
   const int t = threadIdx.x, threads = blockDim.x;
+  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y, first = row * cols;
+  const int length = row < rows ? static_cast<int>(cols) : 0;  // past the end: join, do no more
   // The row is: head · packs on 16-byte boundaries of x · tail. A thread keeps one of the singles.
-  const auto skew = reinterpret_cast<uintptr_t>(x + int64_t{blockIdx.x} * cols) % 16;
-  const int head = min(cols, static_cast<int>((16 - skew) % 16 / sizeof(T)));
-  const int packs = (cols - head) / N<T>, singles = cols - packs * N<T>;
-  const int single = t < head ? t : packs * N<T> + t;
-  auto w = reinterpret_cast<Pack<T>*>(shifted);
-  for (int c = threadIdx.y * threads + t; c < packs * N<T>; c += threads * blockDim.y) {
-    reinterpret_cast<T*>(w)[c] = weight[head + c];
-  }
-  __syncthreads();
+  const int before = (16 - reinterpret_cast<uintptr_t>(x + first) % 16) % 16 / sizeof(T);
+  const int head = min(length, before), packs = (length - head) / N<T>;
+  const int singles = length - packs * N<T>, single = t < head ? t : packs * N<T> + t;
+  const int64_t body = first + head;
 
-  const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  int64_t row = blockIdx.x + int64_t{gridDim.x} * threadIdx.y;
-  for (int turn = 0; row - gridDim.x * threadIdx.y < rows; row += step, turn ^= 1) {
-    const bool inside = row < rows;  // lanes past the end join in, and do no more
-    const int64_t first = row * cols, body = first + head;
-    Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
-    for (int p = 0; p < PACKS; ++p) {
-      const int i = p * threads + t;
-      if (inside && i < packs) pack[p] = load_once(x + body + i * N<T>);
-    }
-    const W rest = inside && t < singles ? static_cast<W>(x[first + single]) : 0;
-    W sum = rest * rest;
-    for (int p = 0; p < PACKS; ++p) {
-      if (inside && p * threads + t < packs) add_up_squares(pack[p], sum);
-    }
-    sum = sum_row(sum, found[turn]);  // the other row's may still be read
-    const W rstd = rsqrt(sum / cols + eps);
-    if (!inside) continue;
-
-    const bool alike = on16(out + body);
-    for (int p = 0; p < PACKS; ++p) {
-      const int i = p * threads + t;
-      if (i < packs) store(out + body + i * N<T>, normalize(pack[p], rstd, w[i]), alike);
-    }
-    if (t < singles) {
-      out[first + single] = static_cast<T>(rest * rstd * static_cast<W>(weight[single]));
-    }
-    if (t == 0) rstd_out[row] = rstd;  // the gradient needs it
+  Pack<T> pack[PACKS];
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) pack[p] = load_once(x + body + i * N<T>);
   }
+  T rest = t < singles ? x[first + single] : static_cast<T>(0.f);
+
+  W value[VALUES], sum = static_cast<W>(rest) * static_cast<W>(rest);
+#pragma unroll
+  for (int k = 0; k < VALUES; ++k) {
+    const bool inside = k / N<T> * threads + t < packs;
+    value[k] = inside ? static_cast<W>(pack[k / N<T>].at[k % N<T>]) : 0;
+    sum += value[k] * value[k];
+  }
+  sum = sum_block(sum, blockDim.x);
+  const W rstd = 1 / sqrt(sum / cols + eps);
+
+  const bool alike = on16(weight + head);
+#pragma unroll
+  for (int p = 0; p < PACKS; ++p) {
+    const int i = p * threads + t;
+    if (i < packs) {
+      const Pack<T> w = load(weight + head + i * N<T>, alike);
+#pragma unroll
+      for (int k = 0; k < N<T>; ++k) {
+        pack[p].at[k] = static_cast<T>(value[p * N<T> + k] * rstd * static_cast<W>(w.at[k]));
+      }
+      store(out + body + i * N<T>, pack[p], on16(out + body));
+    }
+  }
+  if (t < singles) {
+    out[first + single] =
+        static_cast<T>(static_cast<W>(rest) * rstd * static_cast<W>(weight[single]));
+  }
+  if (t == 0 && row < rows) rstd_out[row] = rstd;  // the gradient needs it
 }
 
-// Rung 1.
+// For rows that no block can keep: rung 1.
 template <typename T, typename W>
-__global__ void __launch_bounds__(MAX_BLOCK)
+__global__ void __launch_bounds__(1024)
     read_twice(const T* x, const T* weight, T* out, W* rstd_out, int64_t cols, W eps) {
-  __shared__ W found[MAX_BLOCK / 32];
   const int64_t first = int64_t{blockIdx.x} * cols;
   W sum = 0;
 #pragma unroll 8
@@ -162,11 +138,11 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     const W value = static_cast<W>(x[first + c]);
     sum += value * value;
   }
-  const W rstd = rsqrt(sum_row(sum, found) / cols + eps);
+  const W rstd = 1 / sqrt(sum_block(sum, blockDim.x) / cols + eps);
 #pragma unroll 8
   for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
-    const W normal = static_cast<W>(x[first + c]) * rstd;
-    out[first + c] = static_cast<T>(normal * static_cast<W>(weight[c]));
+    out[first + c] =
+        static_cast<T>(static_cast<W>(x[first + c]) * rstd * static_cast<W>(weight[c]));
   }
   if (threadIdx.x == 0) rstd_out[blockIdx.x] = rstd;
 }
@@ -174,44 +150,52 @@ __global__ void __launch_bounds__(MAX_BLOCK)
 template <typename T, typename W>
 cudaError_t launch(const T* x, const T* weight, T* out, W* rstd, int64_t rows, int64_t cols,
                    double epsilon, cudaStream_t stream) {
-  constexpr int FEW = 2, MANY = 4;  // packs a thread: MOST is 16 * MANY * MAX_BLOCK
+  constexpr int SHORT_VALUES = SHORT * 4 / sizeof(W), VALUES = LONG * 4 / sizeof(W);
   const W eps = static_cast<W>(epsilon);
-  if (cols * sizeof(T) > MOST) {
-    if (rows > INT32_MAX) return cudaErrorInvalidValue;
-    read_twice<<<static_cast<unsigned>(rows), MAX_BLOCK, 0, stream>>>(x, weight, out, rstd, cols,
-                                                                      eps);
+  const bool odd = cols % N<T> != 0 || reinterpret_cast<uintptr_t>(x) % 16 != 0;
+  if (cols <= 32 * VALUES) {         // a few lanes a row: 256 threads, several rows a block
+    int lanes = odd ? 2 * N<T> : 1;  // enough for the singles of head and tail
+    while (lanes < 32 && lanes * SHORT_VALUES < cols) lanes *= 2;
+    const dim3 block(lanes, 256 / lanes);
+    const int64_t grid = (rows + block.y - 1) / block.y;
+    if (grid > INT32_MAX) return cudaErrorInvalidValue;
+    const bool is_short = cols <= 32 * SHORT_VALUES;
+    const auto kernel = is_short ? keep_row<T, W, SHORT> : keep_row<T, W, LONG>;
+    kernel<<<static_cast<unsigned>(grid), block, 0, stream>>>(x, weight, out, rstd, rows, cols,
+                                                              eps);
     return cudaGetLastError();
   }
-  const int64_t packs = cols / N<T>;
-  int threads = 2 * N<T>;  // a row: at least enough for the singles of head and tail
-  while (threads < 32 && threads * FEW < packs) threads *= 2;
-  const auto kernel = packs <= 32 * FEW ? keep_row<T, W, FEW> : keep_row<T, W, MANY>;
-  if (packs > 32 * MANY) threads = static_cast<int>((packs + 32 * MANY - 1) / (32 * MANY) * 32);
-  const dim3 block(threads, threads > 32 ? 1 : 256 / threads);
-  const auto shared = static_cast<int>(packs * 16);
-  int device = 0, sms = 0, fitting = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return error;
-  error =
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, threads * block.y, shared);
-  if (error != cudaSuccess) return error;
-  const int64_t grid = std::min<int64_t>(sms * fitting, rows / block.y) / N<T> * N<T> + N<T>;
-  kernel<<<static_cast<unsigned>(grid), block, shared, stream>>>(x, weight, out, rstd, rows,
-                                                                 static_cast<int>(cols), eps);
+  if (rows > INT32_MAX) return cudaErrorInvalidValue;
+  const auto grid = static_cast<unsigned>(rows);
+  if (cols > MAX_BLOCK * VALUES) {
+    read_twice<<<grid, 1024, 0, stream>>>(x, weight, out, rstd, cols, eps);
+  } else {
+    const auto block = static_cast<unsigned>(32 * ((cols + 32 * VALUES - 1) / (32 * VALUES)));
+    keep_row<T, W, LONG><<<grid, block, 0, stream>>>(x, weight, out, rstd, rows, cols, eps);
+  }
   return cudaGetLastError();
 }
 
-#define LAUNCHER(SUFFIX, T, W)                                                                  \
-  extern "C" cudaError_t rms_norm_launch_##SUFFIX(const T* x, const T* weight, T* out, W* rstd, \
-                                                  int64_t rows, int64_t cols, double eps,       \
-                                                  cudaStream_t stream) {                        \
-    return launch(x, weight, out, rstd, rows, cols, eps, stream);                               \
-  }
-LAUNCHER(f32, float, float)
-LAUNCHER(f64, double, double)
-LAUNCHER(f16, __half, float)
-LAUNCHER(bf16, __nv_bfloat16, float)
+extern "C" cudaError_t rms_norm_launch_f32(const float* x, const float* weight, float* out,
+                                           float* rstd, int64_t rows, int64_t cols, double eps,
+                                           cudaStream_t stream) {
+  return launch(x, weight, out, rstd, rows, cols, eps, stream);
+}
+
+extern "C" cudaError_t rms_norm_launch_f64(const double* x, const double* weight, double* out,
+                                           double* rstd, int64_t rows, int64_t cols, double eps,
+                                           cudaStream_t stream) {
+  return launch(x, weight, out, rstd, rows, cols, eps, stream);
+}
+
+extern "C" cudaError_t rms_norm_launch_f16(const __half* x, const __half* weight, __half* out,
+                                           float* rstd, int64_t rows, int64_t cols, double eps,
+                                           cudaStream_t stream) {
+  return launch(x, weight, out, rstd, rows, cols, eps, stream);
+}
+
+extern "C" cudaError_t rms_norm_launch_bf16(const __nv_bfloat16* x, const __nv_bfloat16* weight,
+                                            __nv_bfloat16* out, float* rstd, int64_t rows,
+                                            int64_t cols, double eps, cudaStream_t stream) {
+  return launch(x, weight, out, rstd, rows, cols, eps, stream);
+}
