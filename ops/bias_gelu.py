@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # column sums too: each in an order of its own, always the same
 
@@ -37,9 +38,12 @@ def bias_gelu(
         RuntimeError: device, dtype or shape do not fit.
         ValueError: there is no such approximation.
     """
+    if kernel and is_compiling():
+        return out_of_graph(bias_gelu, x, bias, approximate, kernel)
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
-    return BiasGelu.apply(x, bias, approximate == "tanh", kernel or last_rung("bias_gelu"))
+    kernel = kernel or in_graph() or last_rung("bias_gelu")
+    return BiasGelu.apply(x, bias, approximate == "tanh", kernel)
 
 
 class BiasGelu(torch.autograd.Function):
@@ -61,6 +65,18 @@ class BiasGelu(torch.autograd.Function):
             stored(grad).contiguous(), *ctx.saved_tensors, ctx.tanh
         )
         return dx, dbias, None, None
+
+
+opaque(
+    "bias_gelu(Tensor x, Tensor bias, bool tanh) -> Tensor",
+    lambda *inputs: last_rung("bias_gelu").bias_gelu(*inputs),
+    lambda x, bias, tanh: torch.empty_like(x),
+)
+opaque(
+    "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, bool tanh) -> (Tensor, Tensor)",
+    lambda *inputs: last_rung("bias_gelu").bias_gelu_backward(*inputs),
+    lambda grad, x, bias, tanh: (torch.empty_like(x), torch.empty_like(bias)),
+)
 
 
 def cost(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> Cost:

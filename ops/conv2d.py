@@ -4,8 +4,10 @@ import types
 from collections.abc import Callable
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ops.common import Case, Cost, differentiable_once, last_rung, stored, takes_hopper_code, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -62,10 +64,13 @@ def conv2d(
         RuntimeError: device, dtype or shape do not fit, or this rung wants another layout.
         ValueError: there is no such activation.
     """
+    if kernel and is_compiling():
+        inputs = (x, weight, bias, stride, padding, dilation, groups, activation)
+        return out_of_graph(conv2d, *inputs, kernel)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
     geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-    return Conv2d.apply(x, weight, bias, geometry, activation, kernel)
+    return Conv2d.apply(x, weight, bias, geometry, activation, kernel or in_graph())
 
 
 class Conv2d(torch.autograd.Function):
@@ -143,6 +148,31 @@ def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     )
+
+
+def _run(x, weight, bias, stride, padding, dilation, groups, activation):
+    geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
+    kernel = last_rung("conv2d", fastest(x, weight, geometry))
+    return kernel.conv2d(x, weight, bias, *geometry, activation)
+
+
+def _empty(x, weight, bias, stride, padding, dilation, groups, activation):
+    out = [
+        (size + 2 * pad - spread * (tap - 1) - 1) // step + 1
+        for size, tap, step, pad, spread in zip(
+            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    size, like = (x.shape[0], weight.shape[0], *out), suggest_memory_format(x)
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=like)
+
+
+opaque(
+    "conv2d(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, int[2] dilation,"
+    " int groups, int activation) -> Tensor",
+    _run,
+    _empty,
+)
 
 
 def _pair(x: Pair) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import loader
 
 
 def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
-    """The module ``three_layers.<op>``, or None where there is none that fits.
+    """``three_layers.<op>`` or ``three_layers.<op>_<rung>``; None where there is none that fits.
 
     It fits if it is of this rung and was built from the very kernel and binding that lie here, for
     this torch and this GPU. One that is out of date is left alone, with a warning that says why.
@@ -22,9 +22,11 @@ def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
     except ImportError:
         return None
     kernel = loader.find_rung(op, rung)
-    built = package.BUILT.get(op)
-    if built is None or built["rung"] != kernel.stem:
+    names = [n for n in (op, f"{op}_{kernel.stem}") if n in package.BUILT]
+    name = next((n for n in names if package.BUILT[n]["rung"] == kernel.stem), None)
+    if name is None:
         return None
+    built = package.BUILT[name]
     here = hashlib.sha256(kernel.read_bytes() + loader.find_binding(op).read_bytes()).hexdigest()
     why = ""
     if built["sources"] != here:
@@ -37,9 +39,9 @@ def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
             why = f"it was built for {', '.join(built['arch'])}, and this GPU is sm_%d%d" % gpu
     if why:
         folder = package.__path__[0]
-        warnings.warn(f"{folder} is not used for {op}: {why}. Install it again.", stacklevel=3)
+        warnings.warn(f"{folder} is not used for {name}: {why}. Install it again.", stacklevel=3)
         return None
-    return importlib.import_module(f"three_layers.{op}")
+    return importlib.import_module(f"three_layers.{name}")
 
 
 def runs_on(gpu: tuple[int, int], arch: str) -> bool:

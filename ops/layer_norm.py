@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.layer_norm_backward import layer_norm_backward
 
 DETERMINISTIC = True
@@ -60,7 +61,9 @@ def layer_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel)
+    if kernel and is_compiling():
+        return out_of_graph(layer_norm, x, weight, bias, residual, eps, kernel)
+    out, total = LayerNorm.apply(x, weight, bias, residual, eps, kernel or in_graph())
     return out if residual is None else (out, total)
 
 
@@ -87,6 +90,7 @@ class LayerNorm(torch.autograd.Function):
         added = None if residual is None else stored(residual).contiguous()
         kernel = kernel or last_rung("layer_norm", fastest(x, weight, bias, added))
         out, total, mean, rstd = kernel.layer_norm(x, weight, bias, added, eps)
+        total = x if added is None else total  # in a graph there is none: see _run
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.has_residual = residual is not None
         ctx.set_materialize_grads(False)
@@ -100,6 +104,29 @@ class LayerNorm(torch.autograd.Function):
             return grad_total, None, None, grad_total, None, None
         dx, dweight, dbias = layer_norm_backward(grad, total, weight, mean, rstd, grad_total)
         return dx, dweight, dbias, (dx if ctx.has_residual else None), None, None
+
+
+def _run(x, weight, bias, residual, eps):
+    kernel = last_rung("layer_norm", fastest(x, weight, bias, residual))
+    out, total, mean, rstd = kernel.layer_norm(x, weight, bias, residual, eps)
+    if residual is None:  # total is x then, and a result may not be an argument
+        total = x.new_empty(0)
+    return out, total, mean, rstd
+
+
+def _empty(x, weight, bias, residual, eps):
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.new_empty(0 if x.shape[-1] == 0 else x.numel() // x.shape[-1], dtype=wide)
+    total = x.new_empty(0) if residual is None else torch.empty_like(x)
+    return torch.empty_like(x), total, rows, torch.empty_like(rows)
+
+
+opaque(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, Tensor? residual, float eps)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _run,
+    _empty,
+)
 
 
 def cost(

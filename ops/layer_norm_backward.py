@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 GENERAL, SHORT, IN_FLIGHT = "2_split_rows", "4_short_rows", "5_in_flight"  # see fastest()
@@ -62,17 +63,24 @@ def layer_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
+    if kernel and is_compiling():
+        return out_of_graph(layer_norm_backward, grad, x, weight, mean, rstd, grad_sum, kernel)
     inputs = [stored(t).contiguous() for t in (grad, x, weight, mean, rstd)]
     inputs.append(None if grad_sum is None else stored(grad_sum).contiguous())
+    kernel = kernel or in_graph()
     if kernel:
         return kernel.layer_norm_backward(*inputs)
+    return _run(*inputs)
+
+
+def _run(grad, x, *rest):
     rung = fastest(x)
     try:
-        return last_rung("layer_norm_backward", rung).layer_norm_backward(*inputs)
+        return last_rung("layer_norm_backward", rung).layer_norm_backward(grad, x, *rest)
     except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
         if rung == GENERAL or "not supported by this rung" not in str(error):
             raise
-    return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(*inputs)
+    return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(grad, x, *rest)
 
 
 def fastest(x: torch.Tensor) -> str:
@@ -84,6 +92,14 @@ def fastest(x: torch.Tensor) -> str:
         if cols <= most * unit:
             return rung
     return GENERAL
+
+
+opaque(
+    "layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor rstd,"
+    " Tensor? grad_sum) -> (Tensor, Tensor, Tensor)",
+    _run,
+    lambda grad, x, weight, *rest: tuple(torch.empty_like(t) for t in (x, weight, weight)),
+)
 
 
 def cost(grad, x, weight, mean, rstd, grad_sum=None) -> Cost:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 
@@ -31,7 +32,9 @@ def matmul(
     Raises:
         RuntimeError: device, dtype or shape do not fit, or this rung wants another layout.
     """
-    return MatMul.apply(a, b, kernel or last_rung("matmul"))
+    if kernel and is_compiling():
+        return out_of_graph(matmul, a, b, kernel)
+    return MatMul.apply(a, b, kernel or in_graph() or last_rung("matmul"))
 
 
 class MatMul(torch.autograd.Function):
@@ -48,10 +51,18 @@ class MatMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         a, b = ctx.saved_tensors
-        last = last_rung("matmul")  # through apply(): so they can be differentiated again
+        last = in_graph() or last_rung("matmul")
+        # through apply(): so they can be differentiated again
         da = MatMul.apply(grad, b.t(), last) if ctx.needs_input_grad[0] else None
         db = MatMul.apply(a.t(), grad, last) if ctx.needs_input_grad[1] else None
         return da, db, None
+
+
+opaque(
+    "matmul(Tensor a, Tensor b) -> Tensor",
+    lambda *inputs: last_rung("matmul").matmul(*inputs),
+    lambda a, b: a.new_empty(a.shape[0], b.shape[1]),
+)
 
 
 def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:

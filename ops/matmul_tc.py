@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from ops.common import Case, Cost, last_rung, stored, takes_hopper_code, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # every rung adds the products of an element in one fixed order
 ACTIVATIONS = ("none", "relu", "gelu")
@@ -57,9 +58,11 @@ def matmul_tc(
             no epilogue for a bias or an activation.
         ValueError: there is no such activation.
     """
+    if kernel and is_compiling():
+        return out_of_graph(matmul_tc, a, b, bias, activation, kernel)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
-    return MatMulTC.apply(a, b, bias, activation, kernel)
+    return MatMulTC.apply(a, b, bias, activation, kernel or in_graph())
 
 
 class MatMulTC(torch.autograd.Function):
@@ -134,6 +137,13 @@ def _fastest(
                 f"{list(b.shape)}, {b.dtype} on {b.device}"
             )
     return _finished(c, bias, ACTIVATIONS[activation])
+
+
+opaque(
+    "matmul_tc(Tensor a, Tensor b, Tensor? bias=None, int activation=0) -> Tensor",
+    _fastest,
+    lambda a, b, bias=None, activation=0: a.new_empty(a.shape[0], b.shape[1]),
+)
 
 
 def _on_cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = ("6_last_block", "7_any_dimension")  # the others add in the order of arrival
 
@@ -33,7 +34,9 @@ def reduce_sum(
     Raises:
         RuntimeError: device, dtype or dim do not fit, or not with this rung.
     """
-    return ReduceSum.apply(x, dim, kernel or last_rung("reduce_sum"))
+    if kernel and is_compiling():
+        return out_of_graph(reduce_sum, x, dim, kernel)
+    return ReduceSum.apply(x, dim, kernel or in_graph() or last_rung("reduce_sum"))
 
 
 class ReduceSum(torch.autograd.Function):
@@ -48,6 +51,13 @@ class ReduceSum(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         grad = grad if ctx.dim is None else grad.unsqueeze(ctx.dim)
         return grad.expand(ctx.shape), None, None  # a view: nothing is written
+
+
+opaque(
+    "reduce_sum(Tensor x, int? dim) -> Tensor",
+    lambda *inputs: last_rung("reduce_sum").reduce_sum(*inputs),
+    lambda x, dim: x.new_empty(() if dim is None else x.select(dim, 0).shape),
+)
 
 
 def cost(x: torch.Tensor, dim: int | None = None) -> Cost:

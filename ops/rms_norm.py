@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.rms_norm_backward import rms_norm_backward
 
 DETERMINISTIC = True
@@ -42,7 +43,9 @@ def rms_norm(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return RMSNorm.apply(x, weight, eps, kernel)
+    if kernel and is_compiling():
+        return out_of_graph(rms_norm, x, weight, eps, kernel)
+    return RMSNorm.apply(x, weight, eps, kernel or in_graph())
 
 
 def fastest(x: torch.Tensor, weight: torch.Tensor) -> str:
@@ -70,6 +73,19 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, grad):
         dx, dweight = rms_norm_backward(grad, *ctx.saved_tensors)
         return dx, dweight, None, None
+
+
+def _empty(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = 0 if x.shape[-1] == 0 else x.numel() // x.shape[-1]
+    return torch.empty_like(x), x.new_empty(rows, dtype=wide)
+
+
+opaque(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    lambda x, weight, eps: last_rung("rms_norm", fastest(x, weight)).rms_norm(x, weight, eps),
+    _empty,
+)
 
 
 def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:

@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 GENERAL, IN_FLIGHT, SHORT = "1_two_kernels", "2_in_flight", "3_short_rows"  # see fastest()
@@ -50,16 +51,23 @@ def rms_norm_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
+    if kernel and is_compiling():
+        return out_of_graph(rms_norm_backward, grad, x, weight, rstd, kernel)
     inputs = [stored(t).contiguous() for t in (grad, x, weight, rstd)]
+    kernel = kernel or in_graph()
     if kernel:
         return kernel.rms_norm_backward(*inputs)
+    return _run(*inputs)
+
+
+def _run(grad, x, *rest):
     rung = fastest(x)
     try:
-        return last_rung("rms_norm_backward", rung).rms_norm_backward(*inputs)
+        return last_rung("rms_norm_backward", rung).rms_norm_backward(grad, x, *rest)
     except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
         if rung == GENERAL or "not supported by this rung" not in str(error):
             raise
-    return last_rung("rms_norm_backward", GENERAL).rms_norm_backward(*inputs)
+    return last_rung("rms_norm_backward", GENERAL).rms_norm_backward(grad, x, *rest)
 
 
 def fastest(x: torch.Tensor) -> str:
@@ -71,6 +79,13 @@ def fastest(x: torch.Tensor) -> str:
         if cols <= most * unit:
             return rung
     return GENERAL
+
+
+opaque(
+    "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
+    _run,
+    lambda grad, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
+)
 
 
 def cost(grad, x, weight, rstd) -> Cost:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 # The look-back adds what it finds published, and that depends on who is faster.
 DETERMINISTIC = ("1_block", "2_warp_shuffle", "3_three_kernels")
@@ -30,7 +31,9 @@ def scan(x: torch.Tensor, kernel: types.ModuleType | None = None) -> torch.Tenso
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return Scan.apply(x, kernel or last_rung("scan"))
+    if kernel and is_compiling():
+        return out_of_graph(scan, x, kernel)
+    return Scan.apply(x, kernel or in_graph() or last_rung("scan"))
 
 
 class Scan(torch.autograd.Function):
@@ -44,6 +47,9 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return Scan.apply(grad.flip(-1), ctx.kernel).flip(-1), None
+
+
+opaque("scan(Tensor x) -> Tensor", lambda x: last_rung("scan").scan(x), torch.empty_like)
 
 
 def cost(x: torch.Tensor) -> Cost:

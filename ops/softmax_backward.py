@@ -5,6 +5,7 @@ import types
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 SHORT, GENERAL = "3_short_rows", "4_any_row"  # see fastest(); GENERAL takes short ones, too
@@ -36,7 +37,9 @@ def softmax_backward(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    kernel = kernel or last_rung("softmax_backward", fastest(out))
+    if kernel and is_compiling():
+        return out_of_graph(softmax_backward, grad, out, kernel)
+    kernel = kernel or in_graph() or last_rung("softmax_backward", fastest(out))
     return kernel.softmax_backward(stored(grad).contiguous(), stored(out).contiguous())
 
 
@@ -45,6 +48,13 @@ def fastest(out: torch.Tensor) -> str:
     if out.dim() == 0:
         return GENERAL  # which refuses it
     return SHORT if out.shape[-1] * out.element_size() <= 32 * 64 else GENERAL
+
+
+opaque(
+    "softmax_backward(Tensor grad, Tensor out) -> Tensor",
+    lambda grad, out: last_rung("softmax_backward", fastest(out)).softmax_backward(grad, out),
+    lambda grad, out: torch.empty_like(grad),
+)
 
 
 def cost(grad: torch.Tensor, out: torch.Tensor) -> Cost:

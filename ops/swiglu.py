@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # no element depends on another
 
@@ -31,7 +32,9 @@ def swiglu(
     Raises:
         RuntimeError: device, dtype or shape do not fit.
     """
-    return Swiglu.apply(gate, up, kernel or last_rung("swiglu"))
+    if kernel and is_compiling():
+        return out_of_graph(swiglu, gate, up, kernel)
+    return Swiglu.apply(gate, up, kernel or in_graph() or last_rung("swiglu"))
 
 
 class Swiglu(torch.autograd.Function):
@@ -50,6 +53,18 @@ class Swiglu(torch.autograd.Function):
     @differentiable_once
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return *ctx.kernel.swiglu_backward(stored(grad).contiguous(), *ctx.saved_tensors), None
+
+
+opaque(
+    "swiglu(Tensor gate, Tensor up) -> Tensor",
+    lambda *inputs: last_rung("swiglu").swiglu(*inputs),
+    lambda gate, up: torch.empty_like(gate),
+)
+opaque(
+    "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+    lambda *inputs: last_rung("swiglu").swiglu_backward(*inputs),
+    lambda grad, gate, up: (torch.empty_like(gate), torch.empty_like(up)),
+)
 
 
 def cost(gate: torch.Tensor, up: torch.Tensor) -> Cost:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True  # bits are moved
 
@@ -29,7 +30,9 @@ def transpose(x: torch.Tensor, kernel: types.ModuleType | None = None) -> torch.
     Raises:
         RuntimeError: device, dtype or shape do not fit, or not with this rung.
     """
-    return Transpose.apply(x, kernel or last_rung("transpose"))
+    if kernel and is_compiling():
+        return out_of_graph(transpose, x, kernel)
+    return Transpose.apply(x, kernel or in_graph() or last_rung("transpose"))
 
 
 class Transpose(torch.autograd.Function):
@@ -43,6 +46,13 @@ class Transpose(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return Transpose.apply(grad, ctx.kernel), None
+
+
+opaque(
+    "transpose(Tensor x) -> Tensor",
+    lambda x: last_rung("transpose").transpose(x),
+    lambda x: x.new_empty(x.mT.shape),
+)
 
 
 def cost(x: torch.Tensor) -> Cost:

@@ -1,4 +1,4 @@
-"""The kernels as an installable package, ``three_layers``: one compiled module an operator.
+"""The kernels as an installable package, ``three_layers``: a compiled module for each rung in use.
 
     TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" pip install --no-build-isolation ./packaging
 
@@ -28,29 +28,43 @@ os.environ["CUDA_HOME"] = str(loader.cuda_home())  # torch reads it when it is i
 from torch.utils.cpp_extension import BuildExtension, CUDAExtension  # noqa: E402
 
 PACKAGE = Path("three_layers")
-# Elsewhere the last rung takes every input.
-GENERAL = {
-    "matmul_tc": "4_cp_async",
-    "conv2d": "7_any_shape",
-    "layer_norm_backward": "2_split_rows",
-    "rms_norm_backward": "1_two_kernels",
+# Where ops/ chooses among rungs. The first takes every input; elsewhere the last one does.
+RUNGS = {
+    "conv2d": ["7_any_shape", "8_tiles", "9_wgmma", "10_resident", "11_im2col"],
+    "layer_norm": ["8_any_row", "6_short_rows", "4_vectorized", "7_ahead"],
+    "layer_norm_backward": ["2_split_rows", "4_short_rows", "5_in_flight", "6_clusters"],
+    "matmul_tc": ["4_cp_async", "10_epilogue"],
+    "rms_norm": ["4_any_row", "2_registers", "3_ahead"],
+    "rms_norm_backward": ["1_two_kernels", "3_short_rows", "2_in_flight", "4_clusters"],
+    "softmax": ["8_any_row", "7_short_rows"],
+    "softmax_backward": ["4_any_row", "3_short_rows"],
 }
 OPS = os.environ.get("THREE_LAYERS_OPS", "").replace(",", " ").split() or loader.ops()
 
 
-def sources(op: str) -> list[str]:
-    """The kernel and the binding of an operator, relative to this folder."""
-    files = loader.find_rung(op, GENERAL.get(op)), loader.find_binding(op)
+def modules() -> dict[str, tuple[str, str]]:
+    """The name of each module, its operator and its rung; the general rung is plain ``<op>``."""
+    found = {}
+    for op in OPS:
+        general, *others = RUNGS.get(op, loader.rungs(op)[-1:])
+        found[op] = op, general
+        found |= {f"{op}_{rung}": (op, rung) for rung in others}
+    return found
+
+
+def sources(op: str, rung: str) -> list[str]:
+    """The kernel and the binding of a module, relative to this folder."""
+    files = loader.find_rung(op, rung), loader.find_binding(op)
     return [str(path.relative_to(loader.ROOT)) for path in files]
 
 
-def extension(op: str) -> CUDAExtension:
-    """``three_layers.<op>``: its TORCH_EXTENSION_NAME is ``<op>``, so its PyInit is its own."""
+def extension(name: str, op: str, rung: str) -> CUDAExtension:
+    """``three_layers.<name>``: its TORCH_EXTENSION_NAME is ``<name>``, its PyInit is its own."""
     # By its path, because pip's CUDA has libcudart.so.13 and no libcudart.so for -lcudart to find.
     cudart = sorted(loader.cuda_home().glob("lib*/libcudart.so*"))[0]
     made = CUDAExtension(
-        f"{PACKAGE}.{op}",
-        sources(op),
+        f"{PACKAGE}.{name}",
+        sources(op, rung),
         # All that is hidden or "symbolic" keeps the operators, and their rungs, out of each other.
         extra_compile_args={
             "cxx": ["-O2", "-g0", "-fvisibility=hidden", "-fno-gnu-unique"],  # Python asks for -g
@@ -71,10 +85,10 @@ class Build(BuildExtension):
             sys.exit('no GPU here says what to build for: set TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"')
         super().run()
         built = {}
-        for op in OPS:
-            text = b"".join(Path(path).read_bytes() for path in sources(op))
-            built[op] = {
-                "rung": Path(sources(op)[0]).stem,
+        for name, (op, rung) in modules().items():
+            text = b"".join(Path(path).read_bytes() for path in sources(op, rung))
+            built[name] = {
+                "rung": rung,
                 "sources": hashlib.sha256(text).hexdigest(),
                 "torch": torch.__version__,
                 "arch": architectures(),
@@ -96,7 +110,7 @@ setup(
     version="0.1.0",
     description="CUDA operators for PyTorch, one compiled module each",
     packages=[str(PACKAGE)],
-    ext_modules=[extension(op) for op in OPS],
+    ext_modules=[extension(name, *of) for name, of in modules().items()],
     cmdclass={"build_ext": Build},
     python_requires=">=3.11",
     install_requires=[f"torch=={torch.__version__.partition('+')[0]}"],  # C++ of one version only

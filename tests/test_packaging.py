@@ -1,6 +1,8 @@
 """packaging/: an sdist, built and installed by pip into an empty folder, imported from there."""
 
+import ast
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -20,7 +22,8 @@ from ops import installed as builds
 from ops.vector_add import vector_add
 from tests.conftest import ROOT, needs_gpu
 
-OPS = "vector_add", "transpose"
+OPS = "vector_add", "transpose", "softmax_backward"
+MODULES = (*OPS, "softmax_backward_3_short_rows")  # of that one, two rungs are in use
 
 
 def run(*command: object, **variables: str) -> str:
@@ -87,13 +90,13 @@ def test_it_runs_where_there_is_neither_the_repository_nor_a_compiler(site):
     output = run(sys.executable, "-c", SCRIPT, PYTHONPATH=str(site), PATH="/nowhere")
     file, built, said, right = json.loads(output.splitlines()[-1])
     assert Path(file).parent == site / "three_layers"
-    assert set(built) == set(OPS) and built["vector_add"]["torch"] == torch.__version__
+    assert set(built) == set(MODULES) and built["vector_add"]["torch"] == torch.__version__
     assert [message.partition(" on a CUDA device, got cpu")[1] != "" for message in said] == [1, 1]
     assert right == [True, True] * torch.cuda.is_available()
 
 
 def test_modules_keep_their_launchers_to_themselves(site):
-    for op in OPS:
+    for op in MODULES:
         (library,) = site.glob(f"three_layers/{op}.*.so")
         symbols = run("nm", "-D", "--defined-only", library)
         assert f"PyInit_{op}" in symbols
@@ -129,7 +132,14 @@ def test_ops_prefer_what_is_installed(site, package):
     with pytest.raises(RuntimeError, match="a must be on a CUDA device, got cpu"):
         vector_add(torch.zeros(4), torch.zeros(4))
     assert builds.installed("vector_add", "1_naive") is None  # another rung than was packaged
-    assert builds.installed("softmax") is None  # not among those packaged
+    assert builds.installed("reduce_sum") is None  # not among those packaged
+
+
+def test_each_rung_in_use_is_a_module_of_its_own(site, package):
+    files = {Path(common.last_rung("softmax_backward", rung).__file__) for rung in
+             ("3_short_rows", "4_any_row")}  # fmt: skip
+    assert {path.name.partition(".")[0] for path in files} == set(MODULES[2:])
+    assert {path.parent for path in files} == {site / "three_layers"}
 
 
 @needs_gpu
@@ -139,6 +149,21 @@ def test_ops_run_what_is_installed(package):
     assert torch.allclose(out, torch.add(a, a))
     out.sum().backward()
     assert torch.equal(a.grad, torch.full_like(a, 2))
+
+
+@pytest.mark.parametrize("op", loader.ops())
+def test_every_rung_that_ops_may_choose_is_packaged(op):
+    constants = vars(importlib.import_module(f"ops.{op}"))
+    chosen = {value for name, value in constants.items() if name.isupper() and name != "ON_CPU"
+              and isinstance(value, str) and value in loader.rungs(op)}  # fmt: skip
+    listed = re.search(
+        r"^RUNGS = (\{.*?^\})", (ROOT / "packaging/setup.py").read_text(), re.M | re.S
+    )
+    packaged = ast.literal_eval(listed[1]).get(op, loader.rungs(op)[-1:])
+    assert chosen <= set(packaged) <= set(loader.rungs(op))
+    source = inspect.getsource(importlib.import_module(f"ops.{op}"))
+    if f'last_rung("{op}")' in source:
+        assert loader.rungs(op)[-1] in packaged
 
 
 def test_the_cpu_machine_is_not_replaced(package, monkeypatch):
@@ -241,5 +266,3 @@ def test_the_stable_abi_needs_no_cpp_of_torch(tmp_path):
     said = run(sys.executable, "-c", STABLE, PYTHONPATH=str(library.parents[1]))
     assert "Could not run 'three_layers_stable::vector_add'" in said
     assert "must be on one CUDA device" in said
-
-

@@ -1,10 +1,10 @@
 // 4_any_row.cu: any length and any alignment
 // Before : rungs 2 and 3 refuse long rows, and rung 2 those that do not begin and end on 16 bytes
 // Idea   : a row is up to 15 values, packs of 16 bytes, and up to 15 values again; a thread keeps
-//          one of the single values beside its packs. A block shares a row, or a cluster of them, that
-//          add up through distributed shared memory. Read twice is what they cannot keep, or where
-//          no cluster is to be had, or the tensors lie differently between the boundaries
-// Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 512 KB are read twice: 5
+//          one of the single values beside its packs. A block shares a row, or a cluster that adds
+//          up through distributed shared memory. What they cannot keep is read twice, and so is a
+//          long row without clusters, or tensors that lie differently between boundaries
+// Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 1 MB are read twice: 5
 // Legal  : everything
 // Result : not measured yet
 // Try    : MAX_CLUSTER 16 → 1: what do long rows cost when they are read twice?
@@ -18,7 +18,8 @@
 #include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 512;  // two blocks an SM: one loads while the other one computes
+constexpr int MAX_BLOCK = 1024;  // where 16 blocks share a row
+constexpr int BLOCK = 512;       // else: two blocks an SM, one loads while the other one computes
 constexpr int MAX_CLUSTER = 16;
 constexpr int PACKS = 4;  // of each tensor, that a thread keeps
 
@@ -84,7 +85,7 @@ __device__ W sum_of_block(W value) {
 }
 
 template <typename T, bool CLUSTER>
-__global__ void __launch_bounds__(MAX_BLOCK, 2)
+__global__ void __launch_bounds__(MAX_BLOCK)
     keep_row(const T* grad, const T* out, T* dx, int64_t cols) {
   using W = Wide<T>;
   int size = 1, rank = 0;
@@ -190,7 +191,7 @@ cudaError_t launch(const T* grad, const T* out, T* dx, int64_t rows, int64_t col
                    cudaStream_t stream) {
   constexpr int VALUES = PACKS * N<T>;
   int size = 1;  // blocks a row
-  while (size < MAX_CLUSTER && cols > int64_t{size} * MAX_BLOCK * VALUES) size *= 2;
+  while (size < MAX_CLUSTER && cols > int64_t{size} * BLOCK * VALUES) size *= 2;
   const int64_t per_warp = int64_t{size} * 32 * VALUES, warps = (cols + per_warp - 1) / per_warp;
   if (rows * size > INT32_MAX) return cudaErrorInvalidValue;
   cudaLaunchAttribute attribute = {};

@@ -1,7 +1,9 @@
 """The operators of Three Layers, compiled: ``three_layers.vector_add.vector_add(a, b)``.
 
-Each submodule is one operator: kernel and binding, tensors in and out, no gradients. ``BUILT`` says
-of each which rung it is and what it was built from, for which torch and which GPUs.
+Each submodule is kernel and binding of one operator: tensors in and out, no gradients. Beside the
+rung that takes every input, as ``three_layers.softmax``, lie those that are faster on some inputs,
+as ``three_layers.softmax_7_short_rows``. ``BUILT`` says of each which rung it is and what it was
+built from, for which torch and which GPUs.
 """
 
 import json

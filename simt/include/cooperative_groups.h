@@ -192,10 +192,9 @@ class cluster_group {
   }
   // The same variable in the shared memory of another block of the cluster.
   template <class T>
-  static SIMT_UNWATCHED T* map_shared_rank(T* p, unsigned rank) {
-    return const_cast<T*>(
-        static_cast<const volatile T*>(static_cast<const volatile void*>(simt::shared_of_rank(
-            const_cast<const void*>(static_cast<const volatile void*>(p)), rank))));
+  static SIMT_UNWATCHED T* map_shared_rank(T* p, unsigned rank, SIMT_HERE) {
+    const void* mine = const_cast<const void*>(static_cast<const volatile void*>(p));
+    return static_cast<T*>(const_cast<void*>(simt::shared_of_rank(mine, rank, here)));
   }
   template <class T>
   static SIMT_UNWATCHED unsigned query_shared_rank(const T* p) {

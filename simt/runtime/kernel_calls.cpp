@@ -33,7 +33,8 @@ namespace simt {
   }
   simt::InMachine guard;
   simt::fail(cudaErrorAssert, simt::describe(*simt::thread) + ": assertion `" + expression +
-                                  "' failed at " + file + ":" + std::to_string(line));
+                                  "' failed at " + file + ":" + std::to_string(line) +
+                                  ".\n  Next: print the values in it with printf() before it.");
 }
 
 // ---- printf ----

@@ -182,20 +182,6 @@ const SharedVariable* shared_variable_at(size_t offset, bool nearest) {
                                          "elements), or correct the index."));
 }
 
-Target find_shared(Worker& w, const Access& a) {
-  const size_t address = static_cast<size_t>(a.p - w.shared);
-  const size_t offset = address % kSharedArena;
-  bool may_have_holes = true;  // whatever is carved out of dynamic shared memory
-  if (offset < kDynamicArea) {
-    if (offset + a.size > w.launch->request.dynamic_shared) fail_outside_shared(a, offset);
-  } else {
-    const SharedVariable* v = shared_variable_at(offset, false);
-    if (!v || offset + a.size > v->offset + v->bytes) fail_outside_shared(a, offset);
-    may_have_holes = v->may_have_holes;
-  }
-  return {shared_cells + address / 4, true, true, may_have_holes};
-}
-
 }  // namespace
 
 std::string name_of(const Worker& w, const char* p) {
@@ -208,6 +194,30 @@ std::string name_of(const Worker& w, const char* p) {
   const View* view = nearest_view(p, find_extent(p));
   return view ? describe(*view) + ", " + position(*view, p) : "memory";
 }
+
+namespace {
+Target find_shared(Worker& w, const Access& a) {
+  const size_t address = static_cast<size_t>(a.p - w.shared);
+  const size_t offset = address % kSharedArena;
+  const Block& owner = w.blocks[address / kSharedArena];
+  if (owner.alive == 0) {
+    fail(cudaErrorIllegalAddress,
+         simt::describe(*thread) + " " + what(a.kind) + " " + name_of(w, a.p) + " of block rank " +
+             std::to_string(owner.rank) + " at " + line_of(a.site.pc) + ", but that block has " +
+             "returned.\n  Next: put cluster.sync() at the end, so that no block leaves while " +
+             "another one uses its shared memory.");
+  }
+  bool may_have_holes = true;  // whatever is carved out of dynamic shared memory
+  if (offset < kDynamicArea) {
+    if (offset + a.size > w.launch->request.dynamic_shared) fail_outside_shared(a, offset);
+  } else {
+    const SharedVariable* v = shared_variable_at(offset, false);
+    if (!v || offset + a.size > v->offset + v->bytes) fail_outside_shared(a, offset);
+    may_have_holes = v->may_have_holes;
+  }
+  return {shared_cells + address / 4, true, true, may_have_holes};
+}
+}  // namespace
 
 Target find_target(Worker& w, const Access& a) {
   Target target;

@@ -431,14 +431,16 @@ unsigned rank_of_shared(const void* p) {
   return static_cast<unsigned>((static_cast<const char*>(p) - worker->shared) / kSharedArena);
 }
 
-const void* shared_of_rank(const void* p, unsigned rank) {
+const void* shared_of_rank(const void* p, unsigned rank, const Place& here) {
   InMachine guard;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - worker->shared);
   if (offset >= cluster_blocks() * kSharedArena || rank >= cluster_blocks()) {
-    fail(cudaErrorIllegalAddress, describe(*thread) + " calls map_shared_rank() for block " +
-                                      std::to_string(rank) + " of a cluster of " +
-                                      std::to_string(cluster_blocks()) +
-                                      ", or with a pointer that does not point to shared memory.");
+    fail(
+        cudaErrorIllegalAddress,
+        describe(*thread) + " calls map_shared_rank() at " + describe(here) + " for block " +
+            std::to_string(rank) + " of a cluster of " + std::to_string(cluster_blocks()) +
+            ", or with a pointer that does not point to shared memory.\n  Next: pass the address " +
+            "of a __shared__ variable, and a rank below cluster.num_blocks().");
   }
   return worker->shared + rank * kSharedArena + offset % kSharedArena;
 }

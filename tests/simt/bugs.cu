@@ -504,6 +504,18 @@ TEST(barrier_or_shuffle) {  // finds: deadlock | 16 wait in __syncthreads() | 16
   barrier_or_shuffle<<<1, 32>>>(y);
 }
 
+__global__ void two_votes(int* y) {
+  if (threadIdx.x < 8) {
+    y[threadIdx.x] = __any_sync(~0u, 1);  // <- two_votes
+  } else {
+    y[threadIdx.x] = __all_sync(~0u, 1);  // <- two_votes
+  }
+}
+TEST(two_votes) {  // finds: deadlock | 8 wait in __any_sync() | 24 wait in __all_sync()
+  Array<int> y(32);
+  two_votes<<<1, 32>>>(y);
+}
+
 __global__ void half_a_shuffle(float* y) {
   float v = threadIdx.x;
   if (threadIdx.x < 8) v += __shfl_down_sync(0xffffffff, v, 4);  // <- half_a_shuffle
@@ -573,11 +585,23 @@ __global__ void __cluster_dims__(2, 1, 1) cluster_rank_too_high(int* y) {
   __shared__ int mine;
   mine = 1;
   cg::this_cluster().sync();
-  *y = *cg::this_cluster().map_shared_rank(&mine, 2);
+  *y = *cg::this_cluster().map_shared_rank(&mine, 2);  // <- cluster_rank_too_high
 }
-TEST(cluster_rank_too_high) {  // finds: map_shared_rank() for block 2 of a cluster of 2
+TEST(cluster_rank_too_high) {  // finds: calls map_shared_rank() at | for block 2 of a cluster of 2 | Next: pass
   Array<int> y(1);
   cluster_rank_too_high<<<2, 1>>>(y);
+}
+
+__global__ void __cluster_dims__(2, 1, 1) cluster_left_too_early(int* y) {
+  __shared__ int mine;
+  auto cluster = cg::this_cluster();
+  mine = blockIdx.x;
+  cluster.sync();
+  y[blockIdx.x] = *cluster.map_shared_rank(&mine, 1 - cluster.block_rank());  // <- cluster_left_too_early
+}
+TEST(cluster_left_too_early) {  // finds: __shared__ mine | that block has returned | Next: put cluster.sync()
+  Array<int> y(2);
+  cluster_left_too_early<<<2, 1>>>(y);
 }
 
 // ---- integers ----

@@ -250,6 +250,15 @@ def test_strided_accesses_and_bank_conflicts(folder):
     assert strided[0].units == 16 and strided[0].ideal == 2 and strided[0].active_lanes == 16
 
 
+def test_barriers_are_counted(folder):
+    module = load(write(folder, "meets", extra="__syncthreads();"), check=True)
+    module.vector_add(torch.zeros(600), torch.zeros(600))
+    barrier = next(c for c in module.simt.counters() if c.kind == "barrier")
+    assert (barrier.line, barrier.requests) == (11, 3)  # once in each block
+    assert module.simt.totals()["barriers"] == 3
+    assert any("3 barriers" in line for line in module.simt.listing().splitlines())
+
+
 def test_a_pair_of_halves_is_one_access(folder):
     path = write(
         folder, "pairs", extra="__half2* p = (__half2*)out; if (i < 32) p[i] = h2exp(p[i]);"

@@ -245,7 +245,8 @@ int block_vote(const char* what, int (*combine)(int, int), int start, int value,
 void cluster_barrier(const Place& here);
 unsigned cluster_blocks();
 dim3 cluster_shape();
-const void* shared_of_rank(const void* p, unsigned rank);  // p in another block's shared memory
+// p in another block's shared memory
+const void* shared_of_rank(const void* p, unsigned rank, const Place& here);
 unsigned rank_of_shared(const void* p);
 unsigned converge(const Place& here);  // the lanes that are here together: __activemask()
 void yield();

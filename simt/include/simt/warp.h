@@ -60,12 +60,24 @@ SIMT_UNWATCHED void compute_reduction(Thread* lanes, unsigned arrived) {
   for_lanes(lanes, arrived, [&](Thread& lane) { give(lane, total); });
 }
 
-SIMT_UNWATCHED inline void compute_ballot(Thread* lanes, unsigned arrived) {
+SIMT_UNWATCHED inline unsigned votes_of(Thread* lanes, unsigned arrived) {
   unsigned votes = 0;
   for_lanes(lanes, arrived, [&](Thread& lane) {
     if (input_of<int>(lane) != 0) votes |= 1u << lane.lane;
   });
+  return votes;
+}
+SIMT_UNWATCHED inline void compute_ballot(Thread* lanes, unsigned arrived) {
+  const unsigned votes = votes_of(lanes, arrived);
   for_lanes(lanes, arrived, [&](Thread& lane) { give(lane, votes); });
+}
+SIMT_UNWATCHED inline void compute_any(Thread* lanes, unsigned arrived) {
+  const int any = votes_of(lanes, arrived) != 0;
+  for_lanes(lanes, arrived, [&](Thread& lane) { give(lane, any); });
+}
+SIMT_UNWATCHED inline void compute_all(Thread* lanes, unsigned arrived) {
+  const int all = votes_of(lanes, arrived) == arrived;
+  for_lanes(lanes, arrived, [&](Thread& lane) { give(lane, all); });
 }
 
 template <class T>
@@ -175,10 +187,12 @@ inline SIMT_UNWATCHED unsigned __ballot_sync(unsigned mask, int predicate, SIMT_
                                           predicate, 0, here);
 }
 inline SIMT_UNWATCHED int __any_sync(unsigned mask, int predicate, SIMT_HERE) {
-  return __ballot_sync(mask, predicate, here) != 0;
+  return ::simt::warp_operation<int>("__any_sync()", &::simt::compute_any, mask, predicate, 0,
+                                     here);
 }
 inline SIMT_UNWATCHED int __all_sync(unsigned mask, int predicate, SIMT_HERE) {
-  return __ballot_sync(mask, !predicate, here) == 0;
+  return ::simt::warp_operation<int>("__all_sync()", &::simt::compute_all, mask, predicate, 0,
+                                     here);
 }
 
 template <class T>
