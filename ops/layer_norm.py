@@ -78,7 +78,7 @@ def fastest(
         return GENERAL
     if row <= 512 and residual is None:
         return SHORT
-    return BLOCK if row <= 1 << 15 else LONG
+    return BLOCK if x.shape[-1] <= 1 << (13 if x.element_size() == 8 else 14) else LONG
 
 
 class LayerNorm(torch.autograd.Function):

@@ -54,7 +54,7 @@ def fastest(x: torch.Tensor, weight: torch.Tensor) -> str:
     row = x.shape[-1] * x.element_size() if x.dim() else 1
     if row % 16 or x.data_ptr() % 16 or weight.data_ptr() % 16 or row <= 512:
         return GENERAL
-    return BLOCK if row <= 1 << 15 else LONG
+    return BLOCK if row <= 1 << 16 else LONG
 
 
 class RMSNorm(torch.autograd.Function):

@@ -1,12 +1,11 @@
 // 4_vectorized.cu: a block a row, 16 bytes a load, the row in registers
 // Before : rung 3 ends at 1024 values, and moves 2 or 4 bytes an instruction
-// Idea   : a thread has two packs of 16 bytes and a row as many threads as that takes: 32 registers a
-//          thread let an SM hold all the threads it can. Distances are taken from the mean of the
-//          warp, and one exchange joins the block
+// Idea   : a thread has 2, 4 or 8 packs of 16 bytes, and a row as many warps as that takes. Distances
+//          are taken from the mean of the warp, and one exchange joins the block
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
-// Legal  : cols·sizeof(T) a multiple of 16, up to 32768; pointers on 16 bytes
+// Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 16384 (float64: 8192), pointers on 16 bytes
 // Result : not measured yet
-// Try    : PACKS 2 → 8 with MAX_BLOCK 1024 → 256; predict first
+// Try    : 8 packs a thread for every row of float32; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -16,8 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 1024;
-constexpr int PACKS = 2;  // of a row, a thread
+constexpr int MAX_BLOCK = 512;
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -95,8 +93,8 @@ __device__ Part<W> join_warp(Part<W> part) {
   return {count, mean, sum_warp(part.m2 + part.count * distance * distance)};
 }
 
-template <typename T, typename W>
-__global__ void __launch_bounds__(MAX_BLOCK)
+template <int PACKS, typename T, typename W>  // of a row, a thread
+__global__ void __launch_bounds__(MAX_BLOCK, 2)
     layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                       W* mean_out, W* rstd_out, int cols, W eps) {
   __shared__ Part<W> found[MAX_BLOCK / 32];
@@ -157,11 +155,15 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
        {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
-  if (bits % 16 != 0 || cols > MAX_BLOCK * PACKS * N<T> || rows > INT32_MAX) {
-    return cudaErrorInvalidValue;
-  }
-  const int warps = static_cast<int>((cols + 32 * PACKS * N<T> - 1) / (32 * PACKS * N<T>));
-  layer_norm_kernel<<<static_cast<unsigned>(rows), 32 * warps, 0, stream>>>(
+  // Few packs, and so many threads, where the row leaves room for that. 16-bit values, of which a
+  // pack holds eight, need the registers of twice as many packs.
+  constexpr int FEW = sizeof(T) == 2 ? 4 : 2, MANY = sizeof(T) == 2 ? 4 : 8;
+  const int64_t packs = cols / N<T>;
+  if (bits % 16 != 0 || packs > MAX_BLOCK * MANY || rows > INT32_MAX) return cudaErrorInvalidValue;
+  const bool few = packs <= MAX_BLOCK * FEW;
+  const auto kernel = few ? layer_norm_kernel<FEW, T, W> : layer_norm_kernel<MANY, T, W>;
+  const int64_t per_warp = 32 * (few ? FEW : MANY), warps = (packs + per_warp - 1) / per_warp;
+  kernel<<<static_cast<unsigned>(rows), static_cast<unsigned>(32 * warps), 0, stream>>>(
       x, residual, weight, bias, sum, out, mean, rstd, static_cast<int>(cols), static_cast<W>(eps));
   return cudaGetLastError();
 }

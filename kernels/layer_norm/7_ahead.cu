@@ -1,13 +1,15 @@
-// 7_ahead.cu: the next row is on its way while this one is computed
-// Before : in rung 5 a cluster waits for its row, and all clusters read weight and bias for each row
+// 7_ahead.cu: the next row is summed up while the blocks wait for each other
+// Before : in rung 5 a cluster waits for its row and then for the slowest of its blocks, and all
+//          clusters read weight and bias for each row
 // Idea   : as many clusters as the chip takes at once walk down the rows. A block keeps its piece of
-//          weight and bias in shared memory, and copies there ahead (cp.async): a thread waits for
-//          its own copies only, and asks for the next ones as soon as it has these in registers
+//          weight and bias in shared memory, and copies x there ahead (cp.async): a thread waits for
+//          its own copies only. Every warp writes its part into all blocks of the cluster, and before
+//          it waits for the others' it takes the next row into registers and adds that one up
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). Where no cluster can hold a row, as on
 //          chips older than Hopper, rung 2's two reads
 // Legal  : cols·sizeof(T) a multiple of 16, pointers on 16 bytes
 // Result : not measured yet
-// Try    : leave weight and bias to the caches; predict first
+// Try    : MAX_BLOCK 512 → 1024 with PACKS 8 → 4; predict first
 
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
@@ -20,9 +22,9 @@
 #include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 1024;
+constexpr int MAX_BLOCK = 512;
 constexpr int MAX_CLUSTER = 16;
-constexpr int PACKS = 4;  // of a row, a thread
+constexpr int PACKS = 8;  // of a row, a thread
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -110,13 +112,31 @@ __device__ Part<W> join_warps(Part<W> part, Part<W>* found) {
   return join_lanes(lane < warps ? found[lane] : Part<W>{0, 0, 0});
 }
 
+// What a row's warps have found, together.
+template <typename W>
+__device__ Part<W> join_row(const Part<W>* parts, int warps) {
+  const int lane = threadIdx.x % 32;
+  W count = 0, sum = 0, m2 = 0;
+  for (int j = lane; j < warps; j += 32) {
+    count += parts[j].count;
+    sum += parts[j].count * parts[j].mean;
+  }
+  count = sum_warp(count);
+  const W mean = sum_warp(sum) / count;
+  for (int j = lane; j < warps; j += 32) {
+    const W distance = parts[j].mean - mean;
+    m2 += parts[j].m2 + parts[j].count * distance * distance;
+  }
+  return {count, mean, sum_warp(m2)};
+}
+
 template <typename T, typename W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                       W* mean_out, W* rstd_out, int64_t rows, int cols, W eps) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
   extern __shared__ int4 ahead[];                    // PACKS · blockDim.x of x; weight; bias
-  __shared__ Part<W> found[2][MAX_BLOCK / 32], blocks[2][MAX_CLUSTER];
+  __shared__ Part<W> parts[2][MAX_CLUSTER * MAX_BLOCK / 32];
   const auto cluster = cooperative_groups::this_cluster();
   cluster.barrier_arrive();  // "I run": before that, nobody may write into my shared memory
   const int size = cluster.num_blocks(), rank = cluster.block_rank(), lane = threadIdx.x % 32;
@@ -130,29 +150,24 @@ __global__ void __launch_bounds__(MAX_BLOCK)
       const int i = p * threads + t;
       if (i < packs) __pipeline_memcpy_async(to + p * blockDim.x, from + i * N<T>, 16);
     }
+    __pipeline_commit();
   };
-  int64_t row = blockIdx.x / size;
-  copy(w_at, weight);
-  copy(b_at, bias);
-  copy(x_at, x + row * cols);
   int mine = 0;
   for (int p = 0; p < PACKS; ++p) mine += p * threads + t < packs ? N<T> : 0;
   const W count = sum_warp(static_cast<W>(mine));
 
-  for (int turn = 0; row < rows; row += step, turn ^= 1) {
-    const int64_t first = row * cols;
-    Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
+  // Takes a row that was copied into registers, asks for the next one, and adds this one up.
+  const auto take = [&](int64_t row, Pack<T>(&pack)[PACKS]) {
     W total = 0;
-    __pipeline_commit();
     __pipeline_wait_prior(0);
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
       if (i >= packs) continue;
       pack[p] = x_at[p * blockDim.x];
       if (residual != nullptr) {
-        const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual + first)[i];
+        const Pack<T> more = reinterpret_cast<const Pack<T>*>(residual + row * cols)[i];
         for (int k = 0; k < N<T>; ++k) pack[p].at[k] = add(pack[p].at[k], more.at[k]);
-        reinterpret_cast<Pack<T>*>(sum + first)[i] = pack[p];
+        reinterpret_cast<Pack<T>*>(sum + row * cols)[i] = pack[p];
       }
       add_up(pack[p], total);
     }
@@ -163,22 +178,38 @@ __global__ void __launch_bounds__(MAX_BLOCK)
       if (p * threads + t < packs) add_up_squares(pack[p], part.mean, part.m2);
     }
     part.m2 = sum_warp(part.m2);
-    part = join_warps(part, found[turn]);    // the other row's may still be read
-    if (row < step) cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size) {
-      *cluster.map_shared_rank(&blocks[turn][rank], threadIdx.x) = part;
-    }
-    cluster.sync();  // all have written to all
-    part = join_lanes(lane < size ? blocks[turn][lane] : Part<W>{0, 0, 0});
-    const W rstd = rsqrt(part.m2 / cols + eps);
+    return part;
+  };
+  // A row's parts are read after a barrier, and written over two rows later: after another one.
+  const auto publish = [&](int turn, Part<W> part) {
+    if (lane < size) *cluster.map_shared_rank(&parts[turn][t / 32], lane) = part;
+    cluster.barrier_arrive();
+  };
+
+  int64_t row = blockIdx.x / size;
+  copy(w_at, weight);
+  copy(b_at, bias);
+  copy(x_at, x + row * cols);
+  Pack<T> pack[PACKS], next[PACKS];  // indexed by constants only, or they would not be registers
+  Part<W> part = take(row, pack);
+  cluster.barrier_wait();  // all blocks of the cluster run
+  publish(0, part);
+  for (int turn = 0; row < rows; row += step, turn ^= 1) {
+    const bool more = row + step < rows;
+    if (more) part = take(row + step, next);
+    cluster.barrier_wait();  // all have written to all
+    const Part<W> whole = join_row(parts[turn], threads / 32);
+    if (more) publish(turn ^ 1, part);
+    const W rstd = rsqrt(whole.m2 / cols + eps);
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
       if (i >= packs) continue;
-      reinterpret_cast<Pack<T>*>(out + first)[i] =
-          normalize(pack[p], part.mean, rstd, w_at[p * blockDim.x], b_at[p * blockDim.x]);
+      reinterpret_cast<Pack<T>*>(out + row * cols)[i] =
+          normalize(pack[p], whole.mean, rstd, w_at[p * blockDim.x], b_at[p * blockDim.x]);
+      pack[p] = next[p];
     }
     if (t == 0) {  // the gradient needs both
-      mean_out[row] = part.mean;
+      mean_out[row] = whole.mean;
       rstd_out[row] = rstd;
     }
   }

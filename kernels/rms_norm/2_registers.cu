@@ -1,11 +1,10 @@
 // 2_registers.cu: 16 bytes a load, and the row stays in registers
 // Before : rung 1 reads a row twice, 2 or 4 bytes an instruction
-// Idea   : a thread has two packs of 16 bytes and a row as many threads as that takes: so few
-//          registers a thread that an SM holds all the threads it can
+// Idea   : a thread has four packs of 16 bytes, and a row as many warps as that takes
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
-// Legal  : cols·sizeof(T) a multiple of 16, up to 32768; pointers on 16 bytes
+// Legal  : cols·sizeof(T) a multiple of 16, up to 65536; pointers on 16 bytes
 // Result : not measured yet
-// Try    : PACKS 2 → 8 with MAX_BLOCK 1024 → 256; predict first
+// Try    : PACKS 4 → 8 with MAX_BLOCK 1024 → 512; predict first
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -16,7 +15,7 @@
 #include <type_traits>
 
 constexpr int MAX_BLOCK = 1024;
-constexpr int PACKS = 2;  // of a row, a thread
+constexpr int PACKS = 4;  // of a row, a thread
 
 template <typename T>
 constexpr int N = 16 / sizeof(T);

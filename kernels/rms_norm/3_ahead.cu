@@ -1,14 +1,15 @@
-// 3_ahead.cu: long rows: a cluster holds one, and the next one is on its way meanwhile
+// 3_ahead.cu: long rows: a cluster holds one, and sums up the next one before it waits
 // Before : rung 2 ends where the threads of one block end, and a block that waits for its row does
 //          nothing else
-// Idea   : up to 16 blocks share a row, and write their sums into each other's shared memory. As many
-//          clusters as the chip takes at once walk down the rows. A block keeps its piece of weight in
-//          shared memory, and copies x there ahead (cp.async): a thread waits for its own copies only
+// Idea   : up to 16 blocks share a row, and as many clusters as the chip takes at once walk down the
+//          rows. A block keeps its piece of weight in shared memory, and copies x there ahead
+//          (cp.async). Every warp writes its sum into all blocks of the cluster, and before it waits
+//          for the others' it takes the next row into registers and adds that one up
 // Cost   : 2·rows·cols·sizeof(T) bytes. Where no cluster can hold a row, as on chips older than
 //          Hopper, rung 1's two reads
 // Legal  : cols·sizeof(T) a multiple of 16, pointers on 16 bytes
 // Result : not measured yet
-// Try    : leave weight to the caches; predict first
+// Try    : MAX_BLOCK 512 → 1024 with PACKS 8 → 4; predict first
 
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
@@ -21,9 +22,9 @@
 #include <cstring>
 #include <type_traits>
 
-constexpr int MAX_BLOCK = 1024;
+constexpr int MAX_BLOCK = 512;
 constexpr int MAX_CLUSTER = 16;
-constexpr int PACKS = 4;  // of a row, a thread
+constexpr int PACKS = 8;  // of a row, a thread
 
 template <typename T>
 constexpr int N = 16 / sizeof(T);
@@ -70,23 +71,13 @@ __device__ W sum_warp(W value) {
   return value;
 }
 
-// Of the block's warps.
-template <typename W>
-__device__ W sum_block(W value, W* found) {
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  value = sum_warp(value);
-  if (lane == 0) found[threadIdx.x / 32] = value;
-  __syncthreads();
-  return sum_warp(lane < warps ? found[lane] : 0);
-}
-
 template <typename T, typename W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rms_norm_kernel(const T* x, const T* weight, T* out, W* rstd_out, int64_t rows, int cols,
                     W eps) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
   extern __shared__ int4 ahead[];                    // PACKS · blockDim.x of x; weight
-  __shared__ W found[2][MAX_BLOCK / 32], blocks[2][MAX_CLUSTER];
+  __shared__ W parts[2][MAX_CLUSTER * MAX_BLOCK / 32];
   const auto cluster = cooperative_groups::this_cluster();
   cluster.barrier_arrive();  // "I run": before that, nobody may write into my shared memory
   const int size = cluster.num_blocks(), rank = cluster.block_rank(), lane = threadIdx.x % 32;
@@ -100,15 +91,11 @@ __global__ void __launch_bounds__(MAX_BLOCK)
       const int i = p * threads + t;
       if (i < packs) __pipeline_memcpy_async(to + p * blockDim.x, from + i * N<T>, 16);
     }
-  };
-  int64_t row = blockIdx.x / size;
-  copy(w_at, weight);
-  copy(x_at, x + row * cols);
-
-  for (int turn = 0; row < rows; row += step, turn ^= 1) {
-    Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
-    W sum = 0;
     __pipeline_commit();
+  };
+  // Takes a row that was copied into registers, asks for the next one, and adds this one up.
+  const auto take = [&](int64_t row, Pack<T>(&pack)[PACKS]) {
+    W sum = 0;
     __pipeline_wait_prior(0);
     for (int p = 0; p < PACKS; ++p) {
       if (p * threads + t >= packs) continue;
@@ -116,19 +103,35 @@ __global__ void __launch_bounds__(MAX_BLOCK)
       add_up_squares(pack[p], sum);
     }
     if (row + step < rows) copy(x_at, x + (row + step) * cols);
-    sum = sum_block(sum, found[turn]);       // the other row's may still be read
-    if (row < step) cluster.barrier_wait();  // all blocks of the cluster run
-    if (static_cast<int>(threadIdx.x) < size) {
-      *cluster.map_shared_rank(&blocks[turn][rank], threadIdx.x) = sum;
-    }
-    cluster.sync();  // all have written to all
-    sum = sum_warp(lane < size ? blocks[turn][lane] : 0);
-    const W rstd = rsqrt(sum / cols + eps);
+    return sum_warp(sum);
+  };
+  // A row's sums are read after a barrier, and written over two rows later: after another one.
+  const auto publish = [&](int turn, W sum) {
+    if (lane < size) *cluster.map_shared_rank(&parts[turn][t / 32], lane) = sum;
+    cluster.barrier_arrive();
+  };
+
+  int64_t row = blockIdx.x / size;
+  copy(w_at, weight);
+  copy(x_at, x + row * cols);
+  Pack<T> pack[PACKS], next[PACKS];  // indexed by constants only, or they would not be registers
+  W own = take(row, pack);
+  cluster.barrier_wait();  // all blocks of the cluster run
+  publish(0, own);
+  for (int turn = 0; row < rows; row += step, turn ^= 1) {
+    const bool more = row + step < rows;
+    if (more) own = take(row + step, next);
+    cluster.barrier_wait();  // all have written to all
+    W sum = 0;
+    for (int j = lane; j < threads / 32; j += 32) sum += parts[turn][j];
+    const W rstd = rsqrt(sum_warp(sum) / cols + eps);
+    if (more) publish(turn ^ 1, own);
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * threads + t;
       if (i >= packs) continue;
       reinterpret_cast<Pack<T>*>(out + row * cols)[i] =
           normalize(pack[p], rstd, w_at[p * blockDim.x]);
+      pack[p] = next[p];
     }
     if (t == 0) rstd_out[row] = rstd;  // the gradient needs it
   }
@@ -147,7 +150,11 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     const W value = static_cast<W>(x[first + c]);
     sum += value * value;
   }
-  const W rstd = rsqrt(sum_block(sum, found) / cols + eps);
+  sum = sum_warp(sum);
+  if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = sum_warp(threadIdx.x % 32 < MAX_BLOCK / 32 ? found[threadIdx.x % 32] : 0);
+  const W rstd = rsqrt(sum / cols + eps);
 #pragma unroll 8
   for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
     const W normal = static_cast<W>(x[first + c]) * rstd;

@@ -23,7 +23,8 @@ def test_every_case(rung):
         (128, torch.float32, GENERAL),
         (132, torch.float32, BLOCK),
         (16384, torch.bfloat16, BLOCK),
-        (16392, torch.bfloat16, LONG),
+        (32768, torch.bfloat16, BLOCK),
+        (32776, torch.bfloat16, LONG),
         (4099, torch.float32, GENERAL),
     ],
 )
