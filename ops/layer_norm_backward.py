@@ -9,7 +9,7 @@ from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
 GENERAL, SHORT, IN_FLIGHT = "2_split_rows", "4_short_rows", "5_in_flight"  # see fastest()
-CLUSTERS = "6_clusters"
+CLUSTERS, ANY_ADDRESS = "6_clusters", "7_any_address"
 
 
 def reference(
@@ -74,7 +74,7 @@ def layer_norm_backward(
 
 
 def _run(grad, x, *rest):
-    rung = fastest(x)
+    rung = fastest(x, grad, rest[0], rest[3])
     try:
         return last_rung("layer_norm_backward", rung).layer_norm_backward(grad, x, *rest)
     except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
@@ -83,15 +83,19 @@ def _run(grad, x, *rest):
     return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(grad, x, *rest)
 
 
-def fastest(x: torch.Tensor) -> str:
-    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block,
-    ``CLUSTERS`` in up to 16; ``GENERAL`` reads it again."""
+def fastest(x: torch.Tensor, *others: torch.Tensor | None) -> str:
+    """The rung for rows of this length: ``SHORT`` keeps one in a warp, ``IN_FLIGHT`` in a block, or
+    ``ANY_ADDRESS`` where 16-bit rows (or ``others``: grad, weight, grad_sum) begin at no multiple
+    of 16 bytes; ``CLUSTERS`` in up to 16 blocks; ``GENERAL`` reads it again."""
     cols = x.shape[-1] if x.dim() > 0 else 0
     unit = 1 if x.dtype == torch.float64 else 2  # a thread keeps twice as many of the other types
-    for rung, most in ((SHORT, 256), (IN_FLIGHT, 4096), (CLUSTERS, 65536)):
-        if cols <= most * unit:
-            return rung
-    return GENERAL
+    if cols <= 256 * unit:
+        return SHORT
+    if cols <= 4096 * unit:
+        begins = [cols * x.element_size(), *(t.data_ptr() for t in (x, *others) if t is not None)]
+        odd = any(begin % 16 for begin in begins)
+        return ANY_ADDRESS if odd and x.element_size() == 2 else IN_FLIGHT
+    return CLUSTERS if cols <= 65536 * unit else GENERAL
 
 
 opaque(

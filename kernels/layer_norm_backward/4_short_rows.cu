@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
   for (int p = 0; p < PACKS; ++p) {
     if (p * lanes + t < packs) w[p] = reinterpret_cast<const P*>(weight)[p * lanes + t];
   }
+  const W per_column = W(1) / cols;
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   for (int64_t base = int64_t{blockIdx.x} * blockDim.y; base < rows; base += step) {
     const int64_t row = base + threadIdx.y, first = row * packs;
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
         }
       }
     }
-    sum_g = sum_lanes(sum_g, lanes) / cols;
-    sum_gn = sum_lanes(sum_gn, lanes) / cols;
+    const W constant = -r * per_column * sum_lanes(sum_g, lanes);
+    const W slope = -r * per_column * sum_lanes(sum_gn, lanes);
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * lanes + t;
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
         for (int q = 0; q < N; ++q) {
           const W g = static_cast<W>(gs[p].at[q]) * static_cast<W>(w[p].at[q]);
           const W n = (static_cast<W>(xs[p].at[q]) - m) * r;
-          W value = r * (g - sum_g - n * sum_gn);
+          W value = g * r + (n * slope + constant);
           if (grad_sum != nullptr) value += static_cast<W>(past.at[q]);
           gs[p].at[q] = static_cast<T>(value);
         }

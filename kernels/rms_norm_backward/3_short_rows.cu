@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
   for (int p = 0; p < PACKS; ++p) {
     if (p * lanes + t < packs) w[p] = reinterpret_cast<const P*>(weight)[p * lanes + t];
   }
+  const W per_column = W(1) / cols;
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   for (int64_t base = int64_t{blockIdx.x} * blockDim.y; base < rows; base += step) {
     const int64_t row = base + threadIdx.y, first = row * packs;
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
         }
       }
     }
-    sum = sum_lanes(sum, lanes) / cols;
+    const W slope = -r * per_column * sum_lanes(sum, lanes);
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
       const int i = p * lanes + t;
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
         for (int q = 0; q < N; ++q) {
           const W g = static_cast<W>(gs[p].at[q]) * static_cast<W>(w[p].at[q]);
           const W n = static_cast<W>(xs[p].at[q]) * r;
-          gs[p].at[q] = static_cast<T>(r * (g - n * sum));
+          gs[p].at[q] = static_cast<T>(g * r + n * slope);
         }
         reinterpret_cast<P*>(dx)[first + i] = gs[p];
       }

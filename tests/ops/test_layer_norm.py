@@ -9,7 +9,7 @@ from ops import layer_norm_backward as gradient
 from ops.layer_norm import BLOCK, GENERAL, LONG, SHORT, fastest, layer_norm, reference
 
 FORWARD = ("3_warp_row", "4_vectorized", "5_clusters", "6_short_rows", "7_ahead")
-PARTIAL = (*FORWARD, "3_one_read", "4_short_rows", "5_in_flight", "6_clusters")  # of the gradient
+PARTIAL = (*FORWARD, "3_one_read", "4_short_rows", "5_in_flight", "6_clusters", "7_any_address")
 RUNGS = [(op, r) for op in ("layer_norm", "layer_norm_backward") for r in loader.rungs(op)]
 
 
@@ -140,12 +140,27 @@ def test_the_gradient_chooses_a_rung_that_takes_the_row(device, cols, dtype):
     inputs = gradient_inputs((3, cols), device, dtype)
     chosen = gradient.fastest(inputs[1])
     assert (chosen == gradient.SHORT) == (cols <= (256 if dtype == torch.float64 else 512))
-    kernel = loader.load("layer_norm_backward", chosen)
     wanted = gradient.reference(*inputs)
-    for got in (gradient.layer_norm_backward(*inputs, kernel=kernel),
-                gradient.layer_norm_backward(*inputs)):  # fmt: skip
+    kernels = [None]
+    if cols <= 8193:  # the CPU machine is small, and grants no cluster of 16 such blocks
+        kernels.append(loader.load("layer_norm_backward", chosen))
+    for kernel in kernels:
+        got = gradient.layer_norm_backward(*inputs, kernel=kernel)
         for a, b in zip(got, wanted, strict=True):
-            assert (a.double() - b).norm() <= gradient.tolerance(dtype) * b.norm() + 1e-12
+            assert (a.double() - b).norm() <= gradient.tolerance(dtype) * b.norm()
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_the_gradient_of_rows_between_the_boundaries(device, which):
+    """Of grad, x and weight one begins 2 bytes past a multiple of 16."""
+    inputs = [*gradient_inputs((5, 1024), device, torch.bfloat16)]
+    assert gradient.fastest(inputs[1], inputs[0], inputs[2]) == gradient.IN_FLIGHT
+    moved = inputs[which].new_empty(inputs[which].numel() + 1)[1:].view_as(inputs[which])
+    inputs[which] = moved.copy_(inputs[which])
+    assert gradient.fastest(inputs[1], inputs[0], inputs[2]) == gradient.ANY_ADDRESS
+    got, wanted = gradient.layer_norm_backward(*inputs), gradient.reference(*inputs)
+    for a, b in zip(got, wanted, strict=True):
+        assert (a.double() - b).norm() <= gradient.tolerance(torch.bfloat16) * b.norm()
 
 
 def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, monkeypatch):
