@@ -536,7 +536,8 @@ def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], st
     }  # fmt: skip
     from torch.utils import cpp_extension  # late: a cached load does without its 0.2 s
 
-    before, home = {name: os.environ.get(name) for name in settings}, cpp_extension.CUDA_HOME
+    home = cpp_extension.CUDA_HOME
+    _replaced.update({name: os.environ.get(name) for name in settings})
     _set_environment(settings)
     cpp_extension.CUDA_HOME = tools.home and str(tools.home)
     try:
@@ -567,7 +568,8 @@ def _torch_load(op: str, wrapper: Path, kernel: Path, made: dict[Path, Path], st
         what = f"{names} did not compile:" if failed else f"{op} did not link:"
         raise CompileError(what, output, log, failed) from None
     finally:
-        _set_environment(before)
+        _set_environment(_replaced)
+        _replaced.clear()
         cpp_extension.CUDA_HOME = home
 
 
@@ -599,14 +601,19 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
-# torch takes its settings from the environment, which all threads share: one thread loads at a
-# time, and a process is not forked meanwhile.
+# torch takes its settings from the environment, which all threads share: one loads at a time.
 _one_at_a_time = threading.RLock()
-os.register_at_fork(
-    before=_one_at_a_time.acquire,
-    after_in_parent=_one_at_a_time.release,
-    after_in_child=_one_at_a_time.release,
-)
+_replaced: dict[str, str | None] = {}  # what was in the environment before the build that runs
+
+
+def _after_fork() -> None:
+    """In a child: a thread of the parent, which is not here, may be building."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    _set_environment(_replaced)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _loaded: dict[Path, types.ModuleType] = {}
 _registered: dict[str, Path] = {}  # TORCH_LIBRARY namespace → the library that registered it
 
@@ -654,10 +661,11 @@ def load(op: str, rung: str | int | os.PathLike | None = None, backend: str | No
             record = _record(op, (_object_name(path, op, tools)[1] for path in sources))
             return record.with_name(record.read_text() if record.exists() else "none.so")
 
-        # Closing the file gives the lock back, and so does the end of the process.
-        with open(cache_folder() / "locks" / _hash(tools.key, op, wrapper, kernel), "w") as lock:
+        path = cache_folder() / "locks" / _hash(tools.key, op, wrapper, kernel)
+        with open(path, "w") as lock, contextlib.ExitStack() as stack:  # free if its process dies
             with _heartbeat(lambda: f"{op}/{kernel.stem} is being built by somebody else; waiting"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # also for a child forked meanwhile
             builds = [_build(op, sources, tools, force)] if force else []
             while not (library := find()).exists():  # again if a source is edited meanwhile
                 builds.append(_build(op, sources, tools))
