@@ -87,7 +87,7 @@ def test_loader_stands_alone():
 
 
 def test_the_project_says_nothing_of_where_it_was_built():
-    command = ["git", "grep", "-nE", r"[.]library\b|/(work|farm|root)/", "--", ".", ":!tests"]
+    command = ["git", "grep", "-nP", r"(?<!torch)[.]library\b|/(work|farm|root)/", "--", ".", ":!tests"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.stdout == ""
 

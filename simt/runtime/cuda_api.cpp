@@ -431,8 +431,8 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel,
   }
   int blocks = 0;
   const auto threads = static_cast<int>(b.x * b.y * b.z);
-  const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-      &blocks, kernel, threads, config->dynamicSmemBytes);
+  const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
+                                                                          config->dynamicSmemBytes);
   *clusters = simt::kMultiprocessors * blocks / static_cast<int>(size);
   return error;
 }
