@@ -4,7 +4,7 @@
 //          before it uses the first
 // Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; the 16-bit types wait for erff, not for memory
 //          Legal: any
-// Result : not measured yet
+// Result : 0.74 of copy, 4.77x rung 1, 2.92x eager  (H200, bfloat16 (8192, 8192) contiguous none)
 // Try    : ROWS 4 → 1, then 8; predict first
 
 #include <cuda_bf16.h>

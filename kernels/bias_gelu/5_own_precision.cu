@@ -4,7 +4,7 @@
 // Idea   : 1 − Φ(|h|) is 2 to a power that a polynomial of degree 5 gives to 4 digits: five FMAs
 //          and one ex2 instruction. float32 and float64 keep the exact functions
 // Cost   : 2·n·sizeof(T) bytes forward, 3·n backward; bound by memory        Legal: any
-// Result : not measured yet
+// Result : 0.96 of copy, 6.22x rung 1, 3.81x eager  (H200, bfloat16 (8192, 8192) contiguous none)
 // Try    : leave out the term of highest degree: lab.check finds no fault. Which values are wrong?
 
 #include <cuda_bf16.h>

@@ -6,7 +6,7 @@
 // Cost   : 2·N·K·P·Q·C·9 operations; the weights are loaded once an SM
 //          Legal: sm_90a; float16, bfloat16; channels-last; 3 x 3 taps, stride 1, no dilation, one
 //          group; C and K multiples of 8, at most 64; pointers aligned to 16 bytes
-// Result : 0.41 of matmul, 665.65x rung 1, 2.00x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
+// Result : 0.41 of matmul, 662.88x rung 1, 2.06x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
 // Try    : wgmma_wait<1> → 0 in multiply(); predict first
 
 #include <cuda_bf16.h>

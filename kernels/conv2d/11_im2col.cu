@@ -7,7 +7,7 @@
 // Cost   : 2·N·K·P·Q·C·R·S operations, with C rounded up to 64; x is read once a tap, from L2
 //          Legal: sm_90a; float16, bfloat16; channels-last; one group; C and K multiples of 8;
 //          stride up to 8, padding and (R - 1)·dilation up to 127; pointers aligned to 16 bytes
-// Result : not measured yet
+// Result : 0.40 of matmul, 650.64x rung 1, 2.02x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
 // Try    : MOST_SHARED 226 → 130: two or three stages; predict first
 
 #include <cuda.h>

@@ -4,7 +4,7 @@
 //          memory, one channel at a time. Each thread has one result of 8 filters
 // Cost   : 2·N·K·P·Q·C·R·S / groups operations, 9 shared loads for 8 multiply-adds
 //          Legal: N, C, H, W layout; the tile with its border fits into 48 KB
-// Result : not measured yet
+// Result : 0.13 of matmul, 5.15x rung 1, 0.25x eager  (H200, float32 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu)
 // Try    : FILTERS 8 → 16; predict first
 
 #include <cuda_bf16.h>

@@ -5,7 +5,7 @@
 //          there on it is a matrix product with 8 x 8 results a thread
 // Cost   : 2·N·K·P·Q·C·R·S / groups operations, 16 shared loads for 64 multiply-adds
 //          Legal: every shape, layout and dtype; it reads N, C, H, W best
-// Result : 0.02 of matmul, 27.66x rung 1, 0.08x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
+// Result : 0.02 of matmul, 27.46x rung 1, 0.09x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
 // Try    : BN 128 → 64, THREADS 128 → 64; predict first
 
 #include <cuda_bf16.h>

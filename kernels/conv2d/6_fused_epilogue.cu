@@ -5,7 +5,7 @@
 //          serve for all. The sums are rounded once, after the activation
 // Cost   : 2·N·K·P·Q·C·R·S / groups operations; y is written once, and not read
 //          Legal: as rung 5
-// Result : 0.23 of matmul, 372.84x rung 1, 1.12x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
+// Result : 0.23 of matmul, 369.94x rung 1, 1.15x eager  (H200, bfloat16 (32, 64, 56, 56) * (64, 64, 3, 3) stride 1 padding 1 dilation 1 groups 1 relu channels-last)
 // Try    : BM 128 → 256; predict first
 
 #include <cuda_bf16.h>

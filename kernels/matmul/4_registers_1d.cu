@@ -2,7 +2,7 @@
 // Before : rung 3 loads two numbers from shared memory for each multiply-add
 // Idea   : hold one element of B in a register and use it for TM rows of A
 // Cost   : 2·M·N·K operations; TM + 1 shared loads for TM multiply-adds     Legal: everything
-// Result : 0.17 of matmul, 8.71x rung 1, 0.17x eager  (H200, float32 (4096, 4096) @ (4096, 4096))
+// Result : 0.17 of matmul, 8.69x rung 1, 0.17x eager  (H200, float32 (4096, 4096) @ (4096, 4096))
 // Try    : TM 8 → 4 (then BM = 32); predict first
 
 #include <cuda_runtime.h>

@@ -2,7 +2,7 @@
 // Before : rung 1 queues up n atomic additions at one address
 // Idea   : add in pairs, pairs of pairs, … in shared memory: 8 steps for 256 elements, one atomic
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
-// Result : 0.12 of read, 231.09x rung 1, 0.12x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Result : 0.13 of read, 245.24x rung 1, 0.13x eager  (H200, float32 (268435456,) contiguous dim=None)
 // Try    : which threads of a warp work when `step` is 1, 2, 4? Then see what rung 3 does
 
 #include <cuda_bf16.h>

@@ -2,7 +2,7 @@
 // Before : rung 3 goes through shared memory and a barrier for each of its 8 steps
 // Idea   : the 32 threads of a warp hand each other their registers: 5 shuffles, then one barrier
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
-// Result : 0.12 of read, 231.43x rung 1, 0.12x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Result : 0.13 of read, 244.10x rung 1, 0.13x eager  (H200, float32 (268435456,) contiguous dim=None)
 // Note   : as fast as rung 3, for the same reason
 // Try    : BLOCK 256 → 1024; predict first
 

@@ -4,7 +4,7 @@
 // Idea   : as many blocks as the GPU holds at once; each thread strides through the tensor and asks
 //          for 64 bytes before it adds the first
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, 0 < n < 2^39
-// Result : 1.03 of read, 1934.32x rung 1, 1.03x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Result : 1.01 of read, 1893.22x rung 1, 1.01x eager  (H200, float32 (268435456,) contiguous dim=None)
 // Try    : IN_FLIGHT 4 → 1, then 8; predict first
 
 #include <cuda_bf16.h>

@@ -4,7 +4,7 @@
 // Idea   : each block leaves its sum and takes a ticket; who draws the last one adds all sums, in one
 //          order always: the same bits each time
 // Cost   : n·sizeof(T) bytes read, so bound by memory      Legal: the whole tensor, any n
-// Result : 1.03 of read, 1935.91x rung 1, 1.03x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Result : 1.01 of read, 1894.74x rung 1, 1.01x eager  (H200, float32 (268435456,) contiguous dim=None)
 // Try    : remove the __threadfence. Does a test notice? Why is it needed all the same?
 
 #include <cuda_bf16.h>

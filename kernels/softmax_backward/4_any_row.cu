@@ -6,7 +6,7 @@
 //          long row without clusters, or tensors that lie differently between boundaries
 // Cost   : 3·rows·cols·sizeof(T) bytes; rows of more than 1 MB are read twice: 5
 // Legal  : everything
-// Result : not measured yet
+// Result : 1.01 of copy, 1.28x rung 1, 1.99x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : MAX_CLUSTER 16 → 1: what do long rows cost when they are read twice?
 
 #include <cooperative_groups.h>

@@ -2,7 +2,7 @@
 // Before : rung 1 writes silu(gate) to memory and reads it again
 // Idea   : fuse; backward, one kernel computes σ(gate) once and writes both gradients
 // Cost   : 3·n·sizeof(T) bytes forward, 5·n backward; bound by memory        Legal: 0 < n < 2^39
-// Result : 0.33 of copy, 1.34x rung 1, 0.56x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
+// Result : 0.33 of copy, 1.31x rung 1, 0.56x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
 // Try    : predict rung 1's time from this one's and the bytes, then look it up
 
 #include <cuda_bf16.h>

@@ -2,7 +2,7 @@
 // Before : rung 2 moves one element an instruction: 2 bytes of it for the 16-bit types
 // Idea   : a thread reads and writes packs of 16 bytes: 4 float32 or 8 float16 elements
 // Cost   : 3·n·sizeof(T) bytes forward, 5·n backward; bound by memory        Legal: 0 < n < 2^39
-// Result : 1.02 of copy, 4.18x rung 1, 1.74x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
+// Result : 1.02 of copy, 4.09x rung 1, 1.74x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
 // Try    : how many of the bytes that the backward pass moves are writes? Do they cost the same?
 
 #include <cuda_bf16.h>

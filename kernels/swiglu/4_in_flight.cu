@@ -4,7 +4,7 @@
 // Idea   : UNROLL packs of each input are loaded before the first is used; 16-bit types get e^x and
 //          1/x from the special-function units, still 500 times more precise than they are
 // Cost   : 3·n·sizeof(T) bytes forward, 5·n backward; bound by memory        Legal: 0 < n < 2^39
-// Result : 1.01 of copy, 4.14x rung 1, 1.72x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
+// Result : 1.01 of copy, 4.05x rung 1, 1.72x eager  (H200, bfloat16 (16384, 8192), CUDA 13.0)
 // Note   : no gain, rung 3 had it all
 // Try    : UNROLL 2 → 1, then 4; predict first
 

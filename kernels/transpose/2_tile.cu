@@ -3,7 +3,7 @@
 // Idea   : a block reads a tile of 32×32 row by row, and writes it column by column; the strided
 //          access happens in shared memory, where it costs no sectors
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
-// Result : 0.22 of copy, 1.76x rung 1, 0.83x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.23 of copy, 1.75x rung 1, 0.82x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Try    : count the banks that tile[x][y] touches when x runs over a warp
 
 #include <cuda_runtime.h>

@@ -2,7 +2,7 @@
 // Before : in rung 2, the 32 elements of a tile's column lie in one bank: a read takes 32 turns
 // Idea   : rows of 33 elements; going down a column now moves one bank to the right a row
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
-// Result : 0.37 of copy, 2.90x rung 1, 1.37x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.37 of copy, 2.88x rung 1, 1.35x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Try    : PADDING 1 → 2, then 4; which banks does a column touch then?
 
 #include <cuda_runtime.h>

@@ -2,7 +2,7 @@
 // Before : in rung 3 a thread has one load in flight, and a block of 1024 waits for its slowest
 // Idea   : 32×8 threads a tile; each loads four elements, 8 rows apart, before it needs the first
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: rows ≤ 65535·32, batch ≤ 65535
-// Result : 0.75 of copy, 5.87x rung 1, 2.77x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.75 of copy, 5.83x rung 1, 2.74x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Try    : STEP 8 → 4, then 16; predict first
 
 #include <cuda_runtime.h>

@@ -2,7 +2,7 @@
 // Before : rung 4 moves one element an instruction: 2 bytes of it for the 16-bit types
 // Idea   : packs of 16 bytes all the way; each thread turns N×N elements round in its registers
 // Cost   : 2·n·sizeof(T) bytes moved   Legal: rows and cols multiples of 16 bytes, aligned to 16
-// Result : 0.86 of copy, 6.72x rung 1, 3.17x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.86 of copy, 6.69x rung 1, 3.15x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Try    : one pack of padding a row; work out the banks before you measure
 
 #include <cuda_runtime.h>

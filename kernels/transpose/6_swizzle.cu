@@ -2,7 +2,7 @@
 // Before : in rung 5, eight threads that read a pack each from eight rows meet in the same banks
 // Idea   : pack p of row r lies at p XOR (r / N): down a column, packs now wander through the banks
 // Cost   : 2·n·sizeof(T) bytes moved   Legal: rows and cols multiples of 16 bytes, aligned to 16
-// Result : 0.85 of copy, 6.70x rung 1, 3.16x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.85 of copy, 6.66x rung 1, 3.13x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Note   : no gain for float32: the conflicts were hidden behind memory
 // Try    : the same for rung 4: element c of row r at c XOR r, and no unused column
 

@@ -4,7 +4,7 @@
 // Idea   : blocks go down the columns, so that those running together write whole rows of `out`;
 //          tiles have rows of 256 bytes. What fits no packs goes by elements, as in rung 4
 // Cost   : 2·n·sizeof(T) bytes moved, no arithmetic         Legal: any; packs where they fit
-// Result : 0.96 of copy, 7.55x rung 1, 3.56x eager  (H200, float32 (16384, 16384), CUDA 13.0)
+// Result : 0.96 of copy, 7.51x rung 1, 3.54x eager  (H200, float32 (16384, 16384), CUDA 13.0)
 // Try    : ROW_BYTES 256 → 128, then 64; predict first
 
 #include <cuda_runtime.h>
