@@ -221,7 +221,7 @@ def run(
     for case in module.bench_cases():
         if case.name not in wanted:
             continue
-        inputs, beyond_cache = rotation(case, len(functions))
+        inputs, beyond_cache = rotation(case, len(functions), module.cost)
         usable = {n: f for n, f in functions.items() if _accepts(f, inputs[0])}
         timings = side_by_side(
             usable, inputs, lambda arm, name=case.name: progress(f"{name}, {arm}")

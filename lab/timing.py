@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ops.common import Case
+from ops.common import Case, Cost
 
 CACHE_FACTOR = 4  # how often the rotating buffers exceed the L2
 MIN_SETS, MAX_SETS = 3, 1024
@@ -65,14 +65,16 @@ class _Arm:
             self.results[self.turn] = self.function(*self.inputs[self.turn])
 
 
-def rotation(case: Case, arms: int) -> tuple[list[tuple], bool]:
-    """Sets of inputs that together exceed the cache, and whether they do.
+def rotation(case: Case, arms: int, cost: Callable[..., Cost]) -> tuple[list[tuple], bool]:
+    """Sets of inputs that together with their results exceed the cache, and whether they do.
 
-    At least three, if half of the free memory holds them and the results of all ``arms``: how fast
-    memory is depends a little on where in it a tensor lies.
+    ``cost`` tells what a call moves: small inputs may have a large result, and the results of all
+    sets are held. At least three sets, if half of the free memory holds them and the results of all
+    ``arms``: how fast memory is depends a little on where in it a tensor lies.
     """
     first = case.inputs("cuda")
     size = sum(x.untyped_storage().nbytes() for x in first if torch.is_tensor(x))
+    size = max(size, cost(*first).bytes)
     wanted = CACHE_FACTOR * torch.cuda.get_device_properties().L2_cache_size
     sets = min(MAX_SETS, -(-wanted // max(size, 1)))
     if MIN_SETS * size * (1 + arms) < torch.cuda.mem_get_info()[0] / 2:

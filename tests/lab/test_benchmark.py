@@ -1,11 +1,14 @@
 """What bench() says of its measurements, and when it refuses them. Timing itself needs a GPU."""
 
+import types
+
 import pytest
 import torch
 
 import lab
-from lab import benchmark, child, counters, pictures
+from lab import benchmark, child, counters, pictures, timing
 from lab.benchmark import BenchReport, Row
+from ops.common import Case, Cost
 
 MACHINE = {"gpu": "NVIDIA H200", "driver": "driver 580", "torch": "torch 2.11", "cuda": "CUDA 13.0",
            "clock": "SM clock 1980 MHz", "tf32": "TF32 off", "date": "2026-11-30"}  # fmt: skip
@@ -174,3 +177,14 @@ def test_rungs_are_counted_on_inputs_of_ones_own():
     assert found.totals["1_naive"]["global_bytes_moved"] == found.needed
     with pytest.raises(child.Failed, match="one dtype"):
         counters.count("vector_add", [1], torch.randn(4), torch.randn(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("result", "sets"), [(0, 1024), (1 << 20, 240), (1 << 27, 3)])
+def test_results_count_among_what_exceeds_the_cache(result, sets, monkeypatch):
+    """A thin product has inputs of kilobytes; a thousand sets of its results fill the memory."""
+    gpu = types.SimpleNamespace(L2_cache_size=60 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 37, 1 << 37))
+    case = Case("thin", lambda device: (torch.zeros(256),), 256)
+    inputs, beyond = timing.rotation(case, 12, lambda x: Cost(bytes=x.nbytes + result, flops=1))
+    assert (len(inputs), beyond) == (sets, result > 0)
