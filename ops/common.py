@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @functools.cache
 def last_rung(op: str, rung: str | None = None) -> types.ModuleType:
-    """What an operator runs when it is given no kernel; ``rung`` where that is not the last one.
+    """What an operator runs when it is given no kernel: ``rung`` if it chooses, else the last one.
 
     On a GPU that is the build that ``packaging/`` installed, if it fits (see ``installed``), else
     what ``loader.load`` builds. The ``__file__`` of the result tells which.

@@ -145,6 +145,8 @@ def fits_tiles(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
         and channels % (8 * groups) == 0
         and weight.shape[0] >= 8 * groups
         and x.stride(3) == channels
+        # One image can be contiguous both ways; the binding goes by what PyTorch suggests.
+        and suggest_memory_format(x) == torch.channels_last
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     )

@@ -35,8 +35,11 @@ def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
         why = f"it was built for torch {built['torch']}, and this is {torch.__version__}"
     elif torch.cuda.is_available():
         gpu = torch.cuda.get_device_capability()
+        hopper = gpu[0] == 9 and "FEAT_SM90_ALL" in kernel.read_text()
         if not any(runs_on(gpu, arch) for arch in built["arch"]):
             why = f"it was built for {', '.join(built['arch'])}, and this GPU is sm_%d%d" % gpu
+        elif hopper and "sm_90a" not in built["arch"]:
+            why = f"it was built for {', '.join(built['arch'])}, and {kernel.stem} needs sm_90a"
     if why:
         folder = package.__path__[0]
         warnings.warn(f"{folder} is not used for {name}: {why}. Install it again.", stacklevel=3)

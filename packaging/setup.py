@@ -1,6 +1,6 @@
 """The kernels as an installable package, ``three_layers``: a compiled module for each rung in use.
 
-    TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" pip install --no-build-isolation ./packaging
+    TORCH_CUDA_ARCH_LIST="8.0;9.0a" pip install --no-build-isolation ./packaging
 
 ``kernels``, ``bindings`` and ``loader.py`` in this folder are links to those of the repository, so
 both routes build the same files, with the same flags but for the host's -O3. README.md explains the
@@ -84,7 +84,7 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
-            sys.exit('no GPU here says what to build for: set TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"')
+            sys.exit('no GPU here says what to build for: set TORCH_CUDA_ARCH_LIST="8.0;9.0a"')
         super().run()
         built = {}
         for name, (op, rung) in modules().items():

@@ -1,6 +1,7 @@
 """packaging/: an sdist, built and installed by pip into an empty folder, imported from there."""
 
 import ast
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -198,6 +199,18 @@ def test_a_build_for_another_gpu_is_not_used(package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
     with pytest.warns(UserWarning, match="for sm_80, sm_90a, and this GPU is sm_120"):
         assert builds.installed("vector_add") is None
+
+
+def test_a_hopper_rung_that_was_built_without_its_code_is_not_used(package, monkeypatch):
+    kernel, binding = loader.find_rung("matmul_tc", "10_epilogue"), loader.find_binding("matmul_tc")
+    text = kernel.read_bytes() + binding.read_bytes()
+    built = {"rung": kernel.stem, "sources": hashlib.sha256(text).hexdigest(),
+             "torch": torch.__version__, "arch": ["sm_80", "sm_90", "compute_90"]}  # fmt: skip
+    monkeypatch.setitem(package.BUILT, f"matmul_tc_{kernel.stem}", built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with pytest.warns(UserWarning, match="10_epilogue needs sm_90a"):
+        assert builds.installed("matmul_tc", kernel.stem) is None
 
 
 @pytest.mark.parametrize(

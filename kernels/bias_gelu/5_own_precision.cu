@@ -71,6 +71,7 @@ __device__ Phi<A> phi(A h) {
   } else if constexpr (FAST) {
     // The logarithm of 1 − Φ(|h|) to base 2, fitted so that what is computed is off by at most 4e-4
     // of itself for |h| ≤ 4, and by 7e-5 for |h| ≤ 1: the small values left of 0 keep their digits.
+    // Further left they lose them, a third of one at -8; but those are below 2e-6.
     const float a = fabsf(h);
     float p = -3.19489257e-4f * a + 5.9118131e-3f;
     p = p * a - 0.0488787992f;

@@ -351,12 +351,13 @@ cudaError_t launch(CUtensorMapDataType type, const T* x, const T* weight, const 
     return cudaErrorNotSupported;
   }
   const int64_t pixels = int64_t{v.batch} * v.out_h * v.out_w;
-  if (pixels * ((v.filters + 63) / 64) > INT32_MAX - 1024) return cudaErrorInvalidValue;
+  if (pixels * ((v.filters + 63) / 64) > INT32_MAX - 1024) return cudaErrorNotSupported;
   int device = 0, sms = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaSetDevice(device);  // a new thread has no context for TMA
   if (error != cudaSuccess) return error;
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
   auto effort = [&](int bm, int bn) {  // rounds of all SMs, each of so many products and loads
     const int64_t tiles = (pixels + bm - 1) / bm * ((v.filters + bn - 1) / bn);
     return (tiles + sms - 1) / sms * bm * (bn + 64);

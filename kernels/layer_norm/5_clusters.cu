@@ -1,5 +1,5 @@
 // 5_clusters.cu: a long row is spread over the registers of several SMs
-// Before : rung 4 ends where the threads of one block end, at 32768 bytes
+// Before : rung 4 ends where the threads of one block end, at 16384 values (float64: 8192)
 // Idea   : up to 16 blocks form a cluster, each keeps a piece of the row, and they write what they
 //          found into each other's shared memory (distributed shared memory, Hopper and newer)
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be

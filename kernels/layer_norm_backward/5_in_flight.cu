@@ -238,7 +238,10 @@ cudaError_t launch(const T* grad, const T* grad_sum, const T* x, const T* weight
   const int queues = threads * VALUES<W> * 2 * AHEAD<T> * static_cast<int>(sizeof(T));
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, queues);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the launch of another rung would find it
+    return cudaErrorNotSupported;
+  }
   kernel<<<blocks, threads, queues, stream>>>(grad, grad_sum, x, weight, mean, rstd, dx, partial,
                                               rows, length);
   error = cudaGetLastError();

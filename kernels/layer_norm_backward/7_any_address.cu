@@ -203,7 +203,10 @@ cudaError_t launch(const T* grad, const T* grad_sum, const T* x, const T* weight
   const int queue = (length * static_cast<int>(sizeof(T)) + 31) / 16 * 16 * 2 * AHEAD<T>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, queue);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the launch of another rung would find it
+    return cudaErrorNotSupported;
+  }
   kernel<<<blocks, threads, queue, stream>>>(grad, grad_sum, x, weight, mean, rstd, dx, partial,
                                              rows, length);
   error = cudaGetLastError();

@@ -213,7 +213,10 @@ cudaError_t launch(const T* grad, const T* x, const T* weight, const W* rstd, T*
   const int queues = threads * VALUES<W> * 2 * AHEAD<T> * static_cast<int>(sizeof(T));
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, queues);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the launch of another rung would find it
+    return cudaErrorNotSupported;
+  }
   kernel<<<blocks, threads, queues, stream>>>(grad, x, weight, rstd, dx, partial, rows, length);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;

@@ -219,6 +219,17 @@ def test_the_layout_follows_the_input(device):
             torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-5)
 
 
+def test_one_image_that_lies_both_ways(device):
+    """Contiguous channels-last by its strides, and not what PyTorch's C++ calls so."""
+    x = torch.randn(8, 8, 64, device=device).bfloat16().permute(2, 0, 1).unsqueeze(0)
+    assert x.is_contiguous(memory_format=torch.channels_last) and x.stride(0) == 1
+    weight = torch.randn(32, 64, 3, 3, device=device).bfloat16()
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    expected = reference(x, weight, None, 1, 1, 1, 1, "relu")
+    out = conv2d(x, weight, None, padding=1, activation="relu")
+    assert (out - expected).norm() <= tolerance(x.dtype) * expected.norm()
+
+
 def test_what_needs_no_gradient_gets_none(device):
     x = torch.randn(1, 2, 4, 4, device=device)
     w = torch.randn(3, 2, 3, 3, device=device, requires_grad=True)
