@@ -81,6 +81,12 @@ def tolerance(dtype: torch.dtype) -> float:
     return 32 * torch.finfo(dtype).eps
 
 
+def grad_tolerance(dtype: torch.dtype) -> float:
+    """As ``tolerance``; but where the incoming gradient is one value and a factor one repeated row,
+    all of dA is one sum, and its terms may cancel to a tenth of their usual sum, or less."""
+    return 16 * tolerance(dtype)
+
+
 def baselines() -> dict[str, Callable]:
     """cuBLAS through torch. TF32 is off unless somebody has switched it on."""
     return {"eager": torch.matmul}
