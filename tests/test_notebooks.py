@@ -110,13 +110,13 @@ PROMISES = {  # words that the outputs must hold
 
 
 def outputs(cell) -> str:
-    """All text that a cell put out."""
+    """All text that a cell put out, without blank lines; last what the loader says of builds."""
     texts = []
-    for output in cell.get("outputs", ()):
+    for output in sorted(cell.get("outputs", ()), key=lambda o: o.get("name") == "stderr"):
         texts.append(output.get("text", ""))
         texts.append(output.get("data", {}).get("text/plain", ""))
         texts += output.get("traceback", ())
-    return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(texts))
+    return re.sub(r"\n+", "\n", re.sub(r"\x1b\[[\d;]*m", "", "\n".join(texts)))
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
