@@ -117,7 +117,7 @@ def ladder(results: dict) -> str:
     ]
     rows = [_row(row) for row in results["rows"]]
     ops = [row["op"] for row in results["rows"]]
-    for op in dict.fromkeys(ops):
+    for op in sorted(set(ops)):
         mine = [row for row, of in zip(rows, ops, strict=True) if of == op]
         here = [row for row in mine if row.case == mine[0].case]
         for i, row in enumerate(row for row in here if row.is_rung):

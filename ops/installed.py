@@ -15,7 +15,8 @@ def installed(op: str, rung: str | None = None) -> types.ModuleType | None:
     """``three_layers.<op>`` or ``three_layers.<op>_<rung>``; None where there is none that fits.
 
     It fits if it is of this rung and was built from the very kernel and binding that lie here, for
-    this torch and this GPU. One that is out of date is left alone, with a warning that says why.
+    this torch and this GPU (``sm_90a``, if the rung needs what only Hopper has). One that is out of
+    date is left alone, with a warning that says why.
     """
     try:
         package = importlib.import_module("three_layers")

@@ -1,5 +1,7 @@
 """layer_norm and its gradients: every rung against float64 where it is legal, every refusal."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -235,3 +237,17 @@ def test_a_second_derivative_is_refused(device):
     weight = torch.ones(3, device=device)
     with pytest.raises(RuntimeError, match="is differentiable once; create_graph=True asks for"):
         torch.autograd.grad(layer_norm(x, weight, weight).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_a_chip_that_does_not_know_the_size_of_cluster_reads_twice(device, tmp_path, op):
+    module = importlib.import_module(f"ops.{op}")
+    text = loader.find_rung(op, module.LONG).read_text()
+    query = "error = cudaOccupancyMaxActiveClusters(&fitting, kernel, &config)"
+    assert query in text
+    unknown = tmp_path / "unknown_size.cu"
+    unknown.write_text(text.replace(query, "error = cudaSetDevice(-1)"))  # fails, and is remembered
+    inputs = [torch.randn(3, 20_000, device=device), torch.randn(20_000, device=device)]
+    inputs += [torch.randn(20_000, device=device)] * (op == "layer_norm")
+    out = getattr(module, op)(*inputs, kernel=loader.load(op, unknown))
+    assert torch.allclose(out.double(), module.reference(*inputs), atol=1e-4)
