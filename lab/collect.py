@@ -63,7 +63,7 @@ def measure(op: str, results: dict, headline: bool) -> list[str]:
     mine = [row for row in results["rows"] if row["op"] == op]
     results["rows"] = [row for row in results["rows"] if row["op"] != op]
     kept = [row for row in mine if row["case"] in (others if headline else [first])]
-    against = [*module.baselines(), "compile"] if headline else ["eager"]
+    against = [*module.baselines(), "compile"] if headline else ["eager", "compile"]
     problems, new = [], []
     try:
         report = bench(op, against=against, cases=[first] if headline else others)

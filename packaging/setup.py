@@ -36,7 +36,7 @@ RUNGS = {
         "2_split_rows", "4_short_rows", "5_in_flight", "6_clusters", "7_any_address",
     ],  # fmt: skip
     "matmul_tc": ["4_cp_async", "10_epilogue"],
-    "rms_norm": ["4_any_row", "2_registers", "3_ahead"],
+    "rms_norm": ["5_any_row", "4_keep_reads", "3_ahead"],
     "rms_norm_backward": ["1_two_kernels", "3_short_rows", "2_in_flight", "4_clusters"],
     "softmax": ["8_any_row", "7_short_rows"],
     "softmax_backward": ["4_any_row", "3_short_rows"],

@@ -85,7 +85,7 @@ def test_measuring_keeps_what_it_does_not_measure_and_names_what_failed(monkeypa
 
     def bench(op, against, cases):
         calls.append((op, against, cases))
-        if against == ["eager"]:
+        if len(cases) > 1:
             raise child.Died("the kernel hangs")
         return report()
 

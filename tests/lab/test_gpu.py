@@ -97,6 +97,13 @@ def test_bench_agrees_with_itself():
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
+def test_every_case_is_compiled():
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        report = lab.bench("swiglu", [], ["compile"], cases="all", isolate=False)
+    assert len(report.rows) > 2
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
 def test_bench_agrees_with_do_bench_on_large_copies():
     from triton.testing import do_bench
 

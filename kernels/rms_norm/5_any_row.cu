@@ -1,4 +1,4 @@
-// 4_any_row.cu: every row length and every alignment
+// 5_any_row.cu: every row length and every alignment
 // Before : rungs 2 and 3 want rows that begin on 16-byte boundaries, and give a short one a whole warp
 // Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail. Several
 //          rows a warp, a warp a row or a block a row, by the length
