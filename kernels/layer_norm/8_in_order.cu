@@ -94,7 +94,11 @@ __device__ W sum_warp(W value) {
 #ifdef __SIMT_CPU__  // it has neither: copies at once, and all blocks wait for each other
 __device__ void init(uint64_t*) {}
 __device__ void expect(uint64_t*, int) {}
-__device__ void copy(void* to, const void* from, int bytes, uint64_t*) { memcpy(to, from, bytes); }
+__device__ void copy(void* to, const void* from, int bytes, uint64_t*) {
+  for (int i = 0; i < bytes / 16; ++i) {
+    static_cast<int4*>(to)[i] = static_cast<const int4*>(from)[i];
+  }
+}
 template <typename P>
 __device__ void send(P part, P* to, uint64_t*, int block) {
   *cooperative_groups::this_cluster().map_shared_rank(to, block) = part;
@@ -122,8 +126,8 @@ __device__ void expect(uint64_t* barrier, int bytes) {
 // From global memory, by the copy engine.
 __device__ void copy(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
@@ -327,8 +331,8 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   while (cols > size * MAX_BLOCK * PACKS * N<T>) size *= 2;
   if (bits % 16 != 0 || rows > INT32_MAX || size > MAX_CLUSTER) return cudaErrorInvalidValue;
   const int64_t per_warp = size * PER_WARP * N<T>;
-  const auto kernel = cols % per_warp == 0 ? layer_norm_kernel<T, W, true>
-                                           : layer_norm_kernel<T, W, false>;
+  const auto kernel =
+      cols % per_warp == 0 ? layer_norm_kernel<T, W, true> : layer_norm_kernel<T, W, false>;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};

@@ -99,7 +99,11 @@ __device__ W sum_of_warp(W value) {
 #ifdef __SIMT_CPU__  // it has neither: copies at once, and all blocks wait for each other
 __device__ void init(uint64_t*) {}
 __device__ void expect(uint64_t*, int) {}
-__device__ void copy(void* to, const void* from, int bytes, uint64_t*) { memcpy(to, from, bytes); }
+__device__ void copy(void* to, const void* from, int bytes, uint64_t*) {
+  for (int i = 0; i < bytes / 16; ++i) {
+    static_cast<int4*>(to)[i] = static_cast<const int4*>(from)[i];
+  }
+}
 template <typename P>
 __device__ void send(P part, P* to, uint64_t*, int block) {
   *cooperative_groups::this_cluster().map_shared_rank(to, block) = part;
@@ -127,8 +131,8 @@ __device__ void expect(uint64_t* barrier, int bytes) {
 // From global memory, by the copy engine.
 __device__ void copy(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
