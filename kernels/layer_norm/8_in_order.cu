@@ -23,9 +23,8 @@
 
 constexpr int MAX_BLOCK = 512;
 constexpr int MAX_CLUSTER = 16;
-constexpr int PACKS = 8;              // of a row, a thread
-constexpr int PER_WARP = PACKS * 32;  // 4 KB
-constexpr int STAGES = 3;             // rows in shared memory
+constexpr int PACKS = 8;   // of a row, a thread, at most
+constexpr int STAGES = 3;  // rows in shared memory
 
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -160,13 +159,18 @@ __device__ void wait(uint64_t* barrier, int parity) {
 }
 #endif
 
+// As few as keep MAX_BLOCK threads of each of `size` blocks busy.
+__host__ __device__ int packs_per_warp(int packs, int size) {
+  return ((packs - 1) / (size * MAX_BLOCK) + 1) * 32;
+}
+
 // FULL: every thread has PACKS packs of the row.
 template <typename T, typename W, bool FULL>
 __global__ void __launch_bounds__(MAX_BLOCK, 1)
     layer_norm_kernel(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                       W* mean_out, W* rstd_out, int64_t rows, int cols, W eps, unsigned* counter) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older chips have no clusters
-  extern __shared__ int4 stages[];                   // STAGES · PACKS · blockDim.x of them
+  extern __shared__ int4 stages[];                   // STAGES rows' piece of this block
   __shared__ Part<W> parts[2][MAX_CLUSTER * MAX_BLOCK / 32];
   __shared__ int64_t tickets[2];
   __shared__ uint64_t sent[2], loaded[STAGES][MAX_BLOCK / 32];
@@ -178,16 +182,17 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
   if (lane < STAGES) init(&loaded[lane][warp]);
   cluster.sync();  // all blocks of the cluster run, and their barriers are initialized
 
-  // A warp takes PER_WARP packs side by side, a thread every 32nd: the distances are constants.
-  const int packs = cols / N<T>, first = warp_in_all * PER_WARP, left = packs - first - lane;
+  // A warp takes per_warp packs side by side, a thread every 32nd: the distances are constants.
+  const int packs = cols / N<T>, per_warp = FULL ? PACKS * 32 : packs_per_warp(packs, size);
+  const int first = warp_in_all * per_warp, left = min(packs - first, per_warp) - lane;
   const auto inside = [&](int p) { return FULL || p * 32 < left; };
   const auto staged = [&](int i) {  // where row i of this cluster lies
-    return reinterpret_cast<Pack<T>*>(stages) + (i % STAGES * warps + warp) * PER_WARP + lane;
+    return reinterpret_cast<Pack<T>*>(stages) + (i % STAGES * warps + warp) * per_warp + lane;
   };
   const auto fetch = [&](int64_t row, int i) {
     __syncwarp();  // all have read what is there
     if (lane > 0 || row >= rows) return;
-    const int bytes = 16 * max(0, min(left, PER_WARP));
+    const int bytes = 16 * max(0, left);
     expect(&loaded[i % STAGES][warp], bytes);
     if (bytes == 0) return;
     copy(staged(i), x + row * cols + first * N<T>, bytes, &loaded[i % STAGES][warp]);
@@ -249,7 +254,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
       wait(&sent[turn ^ 1], (i - 1) / 2 % 2);
       const Part<W>* row_parts = parts[turn ^ 1];
       const auto values_of = [&](int j) {  // of a warp
-        return static_cast<W>(max(0, min(packs - j * PER_WARP, PER_WARP)) * N<T>);
+        return static_cast<W>(max(0, min(packs - j * per_warp, per_warp)) * N<T>);
       };
       for (int j = lane; j < all_warps; j += 32) mean += values_of(j) * row_parts[j].mean;
       mean = sum_warp(mean) / cols;
@@ -330,22 +335,23 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
   int64_t size = 1;  // of the cluster: a power of two
   while (cols > size * MAX_BLOCK * PACKS * N<T>) size *= 2;
   if (bits % 16 != 0 || rows > INT32_MAX || size > MAX_CLUSTER) return cudaErrorInvalidValue;
-  const int64_t per_warp = size * PER_WARP * N<T>;
-  const auto kernel =
-      cols % per_warp == 0 ? layer_norm_kernel<T, W, true> : layer_norm_kernel<T, W, false>;
+  const int packs = static_cast<int>(cols / N<T>), blocks = static_cast<int>(size);
+  const int per_warp = packs_per_warp(packs, blocks), of_all = blocks * per_warp;
+  const bool full = per_warp == PACKS * 32 && packs % of_all == 0;
+  const auto kernel = full ? layer_norm_kernel<T, W, true> : layer_norm_kernel<T, W, false>;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(size);
-  config.blockDim = static_cast<unsigned>(32 * ((cols + per_warp - 1) / per_warp));
-  config.dynamicSmemBytes = STAGES * PACKS * 16 * config.blockDim.x;
+  config.blockDim = static_cast<unsigned>(32 * ((packs + of_all - 1) / of_all));
+  config.dynamicSmemBytes = STAGES * per_warp * 16 * config.blockDim.x / 32;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
   int fitting = 0;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(config.dynamicSmemBytes));
+                                           STAGES * PACKS * 16 * MAX_BLOCK);
   if (error == cudaSuccess) {  // 8 blocks are usually granted, 16 on request
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
