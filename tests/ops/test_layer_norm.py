@@ -11,7 +11,7 @@ from ops import layer_norm_backward as gradient
 from ops.layer_norm import BLOCK, GENERAL, LONG, SHORT, fastest, layer_norm, reference
 
 FORWARD = ("3_warp_row", "4_vectorized", "5_clusters", "6_short_rows", "7_ahead",
-           "9_keep_reads")  # fmt: skip
+           "8_in_order", "9_keep_reads")  # fmt: skip
 PARTIAL = (*FORWARD, "3_one_read", "4_short_rows", "5_in_flight", "6_clusters", "7_any_address")
 RUNGS = [(op, r) for op in ("layer_norm", "layer_norm_backward") for r in loader.rungs(op)]
 

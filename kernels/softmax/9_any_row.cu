@@ -1,4 +1,4 @@
-// 8_any_row.cu: any length and any alignment
+// 9_any_row.cu: any length and any alignment
 // Before : rungs 5 and 6 refuse a row that does not begin and end on 16 bytes, and a longer one
 // Idea   : a row is up to 15 values, packs of 16 bytes, and up to 15 values again; a thread keeps
 //          one of the single values beside its packs. A block or a cluster shares a row; what

@@ -1,4 +1,4 @@
-// 8_any_row.cu: every row length and every alignment
+// 10_any_row.cu: every row length and every alignment
 // Before : the rungs with packs want rows that begin on 16-byte boundaries
 // Idea   : a row is a head of single values, packs of 16 bytes on boundaries of x, and a tail.
 //          Several rows a warp, a warp a row or a block a row, by the length
