@@ -23,7 +23,7 @@ endif
 .DELETE_ON_ERROR:
 
 lab: $(READY)
-	$(RUN) -m jupyterlab $(NOTEBOOK)
+	$(RUN) -m jupyterlab --notebook-dir=. $(NOTEBOOK)
 
 test: $(READY)
 	$(RUN) -m ruff check .
@@ -50,6 +50,7 @@ $(VENV)/ready: requirements.txt $(wildcard .jupyter/*/*.json .jupyter/*/*/*.js)
 	@test -d $(VENV) || $(PYTHON) -c 'import shutil, sys; \
 	  sys.exit(shutil.disk_usage(".").free < 9e9)' || \
 	  { echo "Less than 9 GB are free here; PyTorch and CUDA need 6, and 3 while they install."; exit 1; }
+	@echo "Setting up $(VENV): PyTorch, the CUDA compiler, JupyterLab. That takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet -r requirements.txt

@@ -11,7 +11,8 @@ For each case:
   ``torch.autograd.gradcheck`` agrees with them on small float64 cases.
 
 On the CPU machine small cases run with every memory access watched; that finds every write that is
-not the kernel's to make, and every read.
+not the kernel's to make, and every read. A rung that was caught is not run unwatched: it could end
+the process, and take with it the line that was found.
 """
 
 import contextlib
@@ -43,6 +44,7 @@ GRADCHECK = 128  # elements: it calls the operator twice for each
 BYTES_AN_ELEMENT = 64  # a case, its float64 reference, and what comparing them takes
 BLOCK, MARK = 512, 0xA5  # PyTorch's allocator rounds up to BLOCK bytes; see _mark_ends()
 OUTSIDE = "not supported by this rung"  # what bindings say of a case that a rung refuses
+STRAY = re.compile(r"illegal memory access|outside of|does not exist")  # what the CPU machine says
 
 
 class CheckError(AssertionError):
@@ -238,6 +240,7 @@ class _Runner:
         self.backend = backend
         self.tried: dict[str, None] = {}  # in order
         self.gradchecks = 0
+        self.strays = False  # has it been caught outside of its memory?
 
         def build(watched: bool) -> types.ModuleType:
             return loader.load(op, kernel, backend, binding=binding, check=watched)
@@ -251,15 +254,19 @@ class _Runner:
             if self.backend == "simt" and self.module.cost(*inputs).flops > CPU_FLOPS:
                 message = f"over {CPU_FLOPS:,} operations, for a GPU"
                 return Result(case.name, "skipped", message=message)
-            kernel = self.watched if case.elements <= WATCHED else self.kernel
-            if kernel is not self.kernel:
-                self._did("every memory access")
-            return self._try(case, inputs, kernel)
+            if self.backend != "simt" or case.elements > WATCHED:
+                if self.strays:
+                    message = f"over {WATCHED:,} elements, unwatched, after a bad memory access"
+                    return Result(case.name, "skipped", message=message)
+                return self._try(case, inputs, self.kernel)
+            self._did("every memory access")
+            return self._try(case, inputs, self.watched)
         except Exception as error:  # whatever a learner's kernel or operator raises
             # What follows is where in PyTorch it was raised, and advice that isolation replaces.
             text = re.split(r"\nException raised from|\nSearch for `cuda", str(error))[0]
             if OUTSIDE in text:
                 return Result(case.name, "outside", message=text)
+            self.strays |= self.backend == "simt" and bool(STRAY.search(text))
             help = f"\n  Help: {hint(text, RUNTIME)}" if hint(text, RUNTIME) else ""
             return Result(case.name, "failed", message=f"{type(error).__name__}: {text}{help}")
 

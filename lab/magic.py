@@ -50,7 +50,8 @@ def build_table(build: loader.Build, files: overlay.Files) -> Table:
     title += f"; from the cache: {cached}" if cached else ""
     columns = ["kernel", "registers", "spilled bytes", "shared bytes", "occupancy"]
     rows = []
-    for k in build.kernels:
+    is_own = files.kernel.stem == files.name  # a %%binding cell alone is linked with a known rung
+    for k in build.kernels if is_own else ():
         share = occupancy(k.registers, k.shared, k.arch, THREADS)
         spills = str(k.spill_stores + k.spill_loads)
         held = "unknown" if share is None else f"{share:.0%}"

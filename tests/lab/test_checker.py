@@ -206,6 +206,23 @@ def test_a_case_too_big_for_this_machine_is_skipped_and_named(check):
     assert f"skipped: over {CPU_ELEMENTS:,} elements, for a GPU" in str(report)
 
 
+@pytest.mark.parametrize("message", ["an illegal memory access", "writes outside of `out`"])
+def test_a_rung_that_was_caught_outside_is_not_run_unwatched(check, message):
+    """It would end the process, and nobody would hear which line it was."""
+    ran = []
+
+    def strays(x):
+        ran.append(x.numel())
+        raise RuntimeError(f"triple: {message}")
+
+    sizes = ((5000,), (9,), (5001,))  # the first is too large to be watched
+    report = check(
+        strays, cases=lambda: [check.case(n, "contiguous", torch.float32) for n in sizes]
+    )
+    assert ran == [5000, 9]
+    assert "skipped: over 4,096 elements, unwatched, after a bad memory access" in str(report)
+
+
 def test_check_raises_with_the_report(check, monkeypatch):
     check(last_column_wrong)  # leaves the faulty kernel in place
     monkeypatch.setattr(

@@ -37,3 +37,16 @@ def test_a_build_is_shown_with_what_each_kernel_takes():
         "vector_add/mine: 1.23 s, compiled mine.cu; from the cache: vector_add.cpp\n"
     )
     assert "add<float>         40             12          2048        75%" in text
+
+
+def test_a_binding_is_shown_without_the_rung_it_was_linked_with():
+    """Nobody wrote that rung here, so what it takes would only puzzle."""
+    kernel = loader.Kernel("add<float>", "sm_90a", 40, 8, 4, 2048, 0)
+    build = loader.Build(
+        "vector_add", "2_fast", "cuda", 1.234, ("mine.cpp",), ("2_fast.cu",), (kernel,),
+        Path("log"), Path("library"),
+    )  # fmt: skip
+    mine = Files("mine", Path("kernels/vector_add/2_fast.cu"), Path("cells/1/mine.cpp"))
+    assert str(build_table(build, mine)) == (
+        "vector_add/mine: 1.23 s, compiled mine.cpp; from the cache: 2_fast.cu"
+    )
