@@ -325,14 +325,14 @@ cudaError_t make_counter(unsigned** counter, cudaStream_t stream) {
 }
 
 template <typename T, typename W>
-cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
-                   W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+cudaError_t start(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+                  W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
   uintptr_t bits = cols % N<T> * sizeof(T);
   for (const T* pointer :
        {x, residual, weight, bias, static_cast<const T*>(sum), static_cast<const T*>(out)}) {
     bits |= reinterpret_cast<uintptr_t>(pointer);
   }
-  int64_t size = 1;  // of the cluster: a power of two
+  int64_t size = 2;  // of the cluster: a power of two; sanitizers refuse st.async in one block
   while (cols > size * MAX_BLOCK * PACKS * N<T>) size *= 2;
   if (bits % 16 != 0 || rows > INT32_MAX || size > MAX_CLUSTER) return cudaErrorInvalidValue;
   const int packs = static_cast<int>(cols / N<T>), blocks = static_cast<int>(size);
@@ -368,6 +368,23 @@ cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias
                              static_cast<int>(cols), static_cast<W>(eps), counter);
   const cudaError_t freed = cudaFreeAsync(counter, stream);
   return error != cudaSuccess ? error : freed;
+}
+
+// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread says
+// that they need not: to ask for what a kernel may have, and to keep the pool's memory.
+template <typename T, typename W>
+cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
+                   W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
+#ifdef __SIMT_CPU__
+  return start(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
+#else
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) return error;
+  error = start(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
+  const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+  return error != cudaSuccess ? error : restored;
+#endif
 }
 
 #define LAUNCHER(SUFFIX, T, W)                                                                \

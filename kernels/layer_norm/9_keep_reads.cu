@@ -34,7 +34,7 @@ template <typename T>
 __device__ Pack<T> load_kept(const Pack<T>* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && !defined(__SIMT_CPU__)
   unsigned word[4];
-  asm volatile(
+  asm(  // not volatile: the compiler may ask early
       "{\n"
       ".reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
 
   Pack<T> pack[PACKS];  // indexed by constants only, or it would not be kept in registers
   for (int p = 0; p < PACKS; ++p) {
-    const int i = p * threads + t;
-    if (i < packs) pack[p] = load_kept(reinterpret_cast<const Pack<T>*>(x + first) + i);
+    const int i = min(p * threads + t, packs - 1);  // no branch: all loads are under way at once
+    pack[p] = load_kept(reinterpret_cast<const Pack<T>*>(x + first) + i);
   }
   if (residual != nullptr) {
     for (int p = 0; p < PACKS; ++p) {
@@ -160,11 +160,11 @@ __global__ void __launch_bounds__(MAX_BLOCK, 2)
   const W rstd = rsqrt(part.m2 / cols + eps);
 
   for (int p = 0; p < PACKS; ++p) {
-    const int i = p * threads + t;
-    if (i >= packs) continue;
-    const Pack<T> w = load_kept(reinterpret_cast<const Pack<T>*>(weight) + i);
-    const Pack<T> b = load_kept(reinterpret_cast<const Pack<T>*>(bias) + i);
-    reinterpret_cast<Pack<T>*>(out + first)[i] = normalize(pack[p], part.mean, rstd, w, b);
+    const int i = p * threads + t, inside = min(i, packs - 1);
+    const Pack<T> w = load_kept(reinterpret_cast<const Pack<T>*>(weight) + inside);
+    const Pack<T> b = load_kept(reinterpret_cast<const Pack<T>*>(bias) + inside);
+    const Pack<T> normal = normalize(pack[p], part.mean, rstd, w, b);
+    if (i < packs) reinterpret_cast<Pack<T>*>(out + first)[i] = normal;
   }
   if (t == 0) {  // the gradient needs both
     mean_out[row] = part.mean;

@@ -299,9 +299,9 @@ cudaError_t make_counter(unsigned** counter, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t stream) {
+cudaError_t start(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t stream) {
   const auto bits = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out);
-  int64_t size = 1;  // of the cluster: a power of two
+  int64_t size = 2;  // of the cluster: a power of two; sanitizers refuse st.async in one block
   while (cols > size * MAX_BLOCK * PACKS * N<T>) size *= 2;
   if (bits % 16 != 0 || cols % N<T> != 0 || rows > INT32_MAX || size > MAX_CLUSTER) {
     return cudaErrorInvalidValue;
@@ -336,6 +336,22 @@ cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t 
   error = cudaLaunchKernelEx(&config, kernel, x, out, rows, static_cast<int>(cols / N<T>), counter);
   const cudaError_t freed = cudaFreeAsync(counter, stream);
   return error != cudaSuccess ? error : freed;
+}
+
+// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread says
+// that they need not: to ask for what a kernel may have, and to keep the pool's memory.
+template <typename T>
+cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t stream) {
+#ifdef __SIMT_CPU__
+  return start(x, out, rows, cols, stream);
+#else
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) return error;
+  error = start(x, out, rows, cols, stream);
+  const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+  return error != cudaSuccess ? error : restored;
+#endif
 }
 
 extern "C" cudaError_t softmax_launch_f32(const float* x, float* out, int64_t rows, int64_t cols,
