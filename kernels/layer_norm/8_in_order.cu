@@ -1,6 +1,6 @@
 // 8_in_order.cu: rows are handed out one by one to clusters that work on three at once
-// Before : in rung 7 each cluster has its share of the rows. Some SMs get less bandwidth than others
-//          and finish 10 % later. A barrier of the cluster also waits for all that was stored
+// Before : in rung 7 all rows are dealt out beforehand, and the slowest SM ends the kernel. And a
+//          barrier of the cluster waits for all that a thread has stored to global memory, too
 // Idea   : a counter says which row is next: first come, first served. While one row is written and
 //          the next one added up, the copy engine fetches a third into shared memory
 //          (cp.async.bulk). Warps send their sums to all blocks of the cluster, and mbarriers count

@@ -1,6 +1,6 @@
 // 8_in_order.cu: long rows, handed out one by one to clusters that work on three at once
-// Before : in rung 6 an SM reads, waits for the other blocks, and writes, one after the other. Rows
-//          dealt out beforehand are no way out: some SMs get less bandwidth, and finish 10 % later
+// Before : in rung 6 a block reads, waits for the others, and writes, one after the other. To deal
+//          out all rows to clusters that stay is no cure: the slowest SM then ends the kernel
 // Idea   : as many clusters as the chip takes at once. While one row is written and the next one
 //          added up, the copy engine fetches a third into shared memory (cp.async.bulk). Which one,
 //          a counter says: first come, first served. Warps send their sums to all blocks of the
