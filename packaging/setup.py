@@ -31,12 +31,12 @@ PACKAGE = Path("three_layers")
 # Where ops/ chooses among rungs. The first takes every input; elsewhere the last one does.
 RUNGS = {
     "conv2d": ["7_any_shape", "8_tiles", "9_wgmma", "10_resident", "11_im2col"],
-    "layer_norm": ["10_any_row", "6_short_rows", "7_ahead", "8_in_order", "9_keep_reads"],
+    "layer_norm": ["10_any_row", "6_short_rows", "4_vectorized", "7_ahead", "8_in_order"],
     "layer_norm_backward": [
         "2_split_rows", "4_short_rows", "5_in_flight", "6_clusters", "7_any_address",
     ],  # fmt: skip
     "matmul_tc": ["4_cp_async", "10_epilogue"],
-    "rms_norm": ["5_any_row", "4_keep_reads", "3_ahead"],
+    "rms_norm": ["5_any_row", "2_registers", "3_ahead"],
     "rms_norm_backward": ["1_two_kernels", "3_short_rows", "2_in_flight", "4_clusters"],
     "softmax": ["9_any_row", "7_short_rows", "8_in_order"],
     "softmax_backward": ["4_any_row", "3_short_rows"],

@@ -8,7 +8,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, up to 2^20; pointers on 16 bytes; a chip, or a slice of
 //          one, that has room for such a cluster (sm_90 and newer)
-// Result : not measured yet
+// Result : 0.24 of copy, 0.32x rung 1, 0.34x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : leave keep_narrow out, and see what ptxas says; predict first
 
 #include <cooperative_groups.h>

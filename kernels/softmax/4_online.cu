@@ -4,7 +4,7 @@
 //          (Milakov and Gimelshein, 2018); pairs (largest, sum) are joined the same way
 // Cost   : 3·rows·cols·sizeof(T) bytes: two reads, one write
 // Legal  : rows < 2^31, any cols
-// Result : 0.71 of copy, 9.59x rung 1, 1.18x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.72 of copy, 9.91x rung 1, 1.18x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Note   : slower than rung 3, whose later reads come from the L2; this one computes more
 // Try    : replace the loop's two exponentials by one and a branch; predict first
 

@@ -5,7 +5,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
 // Legal  : sm_90 and newer, as far as the chip (or its MIG slice) grants such a cluster;
 //          cols·sizeof(T) a multiple of 16, cols ≤ 262144 (float64: 131072), pointers on 16 bytes
-// Result : 0.89 of copy, 11.90x rung 1, 1.47x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.89 of copy, 12.27x rung 1, 1.46x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Note   : a cluster does not pay at 4096 values: there it is one block with dearer barriers
 // Try    : MAX_BLOCK 512 → 1024 (half as many blocks a cluster); predict first
 

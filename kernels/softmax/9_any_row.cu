@@ -5,7 +5,7 @@
 //          neither can keep, or where no cluster is to be had, is read twice
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 262144 values (float64: 131072) are read twice
 // Legal  : everything
-// Result : 0.97 of copy, 13.04x rung 1, 1.61x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.97 of copy, 13.45x rung 1, 1.60x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : MAX_CLUSTER 16 → 1: what does reading a long row twice cost? Predict first
 
 #include <cooperative_groups.h>

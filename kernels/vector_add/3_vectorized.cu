@@ -2,7 +2,7 @@
 // Before : rung 2 moves 4 bytes an instruction, and only so many of them are on their way at once
 // Idea   : a thread reads and writes packs of 16 bytes
 // Cost   : 3·n·sizeof(T) bytes moved, n additions, so bound by memory        Legal: 0 < n < 2^39
-// Result : not measured yet
+// Result : 1.04 of copy, 1.28x rung 1, 1.01x eager  (H200, float32 (268435456,), CUDA 13.0)
 // Try    : FULL 16 / sizeof(T) → 8 / sizeof(T); predict first
 
 #include <cuda_bf16.h>
