@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 import simt  # noqa: E402
 
 CXX = os.environ.get("CXX", "g++")  # CXX=clang++ pytest -n 0 tests/simt tries another compiler
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 def toolkit_include() -> Path:
