@@ -465,9 +465,9 @@ def _end(out: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _filled_with_nan() -> Iterator[None]:
     """Make new memory NaN (or the largest integer), so that an element nobody writes is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms() imports Inductor
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)

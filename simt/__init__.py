@@ -35,8 +35,8 @@ def settings(check: bool = False) -> dict:
         ],
         "sources": [str(path) for path in sources if check or path.name not in CHECKER],
         "include_paths": [str(HERE / "shim")],
-        "cflags": ["-O2", "-g1", "-fvisibility=hidden"],
-        "own_flags": ["-DSIMT_CHECK"] if check else [],  # for `sources`: a binding needs none
+        "cflags": ["-g1", "-fvisibility=hidden"],
+        "own_flags": ["-O2", *["-DSIMT_CHECK"] * check],  # for `sources`, not the binding
         "ldflags": [f"-Wl,--version-script={HERE / 'exports.map'}", "-lpthread", "-ldl"],
         "identity": _content(),
     }  # fmt: skip

@@ -22,7 +22,7 @@ INCLUDE = Path(__file__).resolve().parent / "include"
 
 BASE_FLAGS = [
     "-fPIC",
-    "-g",
+    "-g1",
     "-fvisibility=hidden",
     "-fno-strict-aliasing",  # nvcc does not optimise on it, so kernels cast pointers freely
     "-fno-delete-null-pointer-checks",  # so that using a null pointer is found, not optimised away

@@ -77,6 +77,10 @@ class WatchNewTensors(TorchDispatchMode):
         self._library = library
         self._kept: list[torch.Tensor] = []  # so that their memory is not used again meanwhile
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports Dynamo at the first call, to switch it off: 2 seconds
+
     def __torch_dispatch__(self, function, types_, args=(), kwargs=None):  # noqa: ANN001, ANN204
         result = function(*args, **(kwargs or {}))
         name = f"the result of {function.__name__.split('.')[0]}"

@@ -7,7 +7,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each has a core: more threads would wait for each other
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads it; its children read it too
+
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -113,11 +113,12 @@ class Page:
         return any("| Idle" in item.text for item in self.find("#jp-main-statusbar"))
 
     def wait_for_run(self) -> None:
-        """Until the kernel has had nothing to do for two seconds."""
+        """Until no cell waits and the kernel has had nothing to do for two seconds."""
 
         def done() -> bool:
             for _ in range(10):
-                if not self.is_idle():
+                waiting = any("*" in self.prompt(i) for i in range(len(self.cells())))
+                if waiting or not self.is_idle():
                     return False
                 time.sleep(0.2)
             return True

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 import simt  # noqa: E402
 
 CXX = os.environ.get("CXX", "g++")  # CXX=clang++ pytest -n 0 tests/simt tries another compiler
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 def toolkit_include() -> Path:
@@ -61,9 +61,8 @@ class Builder:
     def _runtime_object(self, source: str) -> str:
         out = str(self.folder / Path(source).with_suffix(".o").name)
         run(
-            self.cxx, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1",
-            *(f for f in self.settings["cflags"] if not f.startswith("-O")),
-            *self.settings["own_flags"], *self.flags,
+            self.cxx, "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Werror",
+            *self.settings["cflags"], *self.settings["own_flags"], "-O1", *self.flags,
             "-isystem", str(toolkit_include()), "-c", source, "-o", out,
         )  # fmt: skip
         return out
