@@ -725,11 +725,17 @@ def doctor() -> bool:
 
     Returns True if kernels can be built here.
     """
-    fine, backend, gpu = True, default_backend(), torch.cuda.is_available()
+    fine, backend = True, default_backend()
+
+    def gpu() -> str:
+        if not torch.cuda.is_available():
+            raise ToolchainError("none that torch can use")
+        return torch.cuda.get_device_name()
+
     for name, describe in (
         ("python", lambda: f"{sys.version.split()[0]} ({sys.executable})"),
         ("torch", lambda: f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"),
-        ("gpu", lambda: torch.cuda.get_device_name() if gpu else "none that torch can use"),
+        ("gpu", gpu),
         ("g++", lambda: _output(_cxx(), "--version").partition("\n")[0]),
         ("ninja", lambda: f"{_ninja()} {_output(_ninja(), '--version')}"),
         ("nvcc", lambda: f"{cuda_home()}/bin/nvcc, for {arch_list()}"),
@@ -739,7 +745,7 @@ def doctor() -> bool:
         try:
             print(f"ok   {name:<8} {describe()}")
         except (ToolchainError, OSError) as error:
-            needed = name != "nvcc" or backend == "cuda"
+            needed = name != "gpu" and (name != "nvcc" or backend == "cuda")
             fine = fine and not needed
             print(f"{'FAIL' if needed else '-   '} {name:<8} {error}")
     for home, where, version, problem in _toolkits():
