@@ -221,7 +221,8 @@ def run(
     for case in module.bench_cases():
         if case.name not in wanted:
             continue
-        torch._dynamo.reset()  # it compiles for eight shapes, and runs the next ones eagerly
+        if "compile" in against:
+            torch._dynamo.reset()  # it compiles for eight shapes, and runs the next ones eagerly
         inputs, beyond_cache = rotation(case, len(functions), module.cost)
         usable = {n: f for n, f in functions.items() if _accepts(f, inputs[0])}
         timings = side_by_side(
@@ -241,10 +242,9 @@ def _functions(module, op: str, chosen: list[Files], against: list[str]) -> dict
         kernel = loader.load(op, files.kernel, binding=files.binding)
         functions[files.name] = functools.partial(getattr(module, op), kernel=kernel)
     baselines = module.baselines()
-    for name in against:
-        compiled = torch.compile(baselines["eager"], dynamic=False) if name == "compile" else None
-        functions[name] = compiled or baselines[name]
-    return functions
+    if "compile" in against:
+        baselines["compile"] = torch.compile(baselines["eager"], dynamic=False)
+    return functions | {name: baselines[name] for name in against}
 
 
 def _accepts(function: Callable, inputs: tuple) -> bool:

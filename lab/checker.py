@@ -254,10 +254,11 @@ class _Runner:
             if self.backend == "simt" and self.module.cost(*inputs).flops > CPU_FLOPS:
                 message = f"over {CPU_FLOPS:,} operations, for a GPU"
                 return Result(case.name, "skipped", message=message)
-            if self.backend != "simt" or case.elements > WATCHED:
-                if self.strays:
-                    message = f"over {WATCHED:,} elements, unwatched, after a bad memory access"
-                    return Result(case.name, "skipped", message=message)
+            watched = self.backend == "simt" and case.elements <= WATCHED
+            if self.strays and not watched:
+                message = f"over {WATCHED:,} elements, unwatched, after a bad memory access"
+                return Result(case.name, "skipped", message=message)
+            if not watched:
                 return self._try(case, inputs, self.kernel)
             self._did("every memory access")
             return self._try(case, inputs, self.watched)

@@ -31,6 +31,11 @@ def takes_hopper_code(device: torch.device) -> bool:
     return hopper and "9.0a" in _built_for(os.environ.get("TORCH_CUDA_ARCH_LIST"))
 
 
+def may_have_clusters(x: torch.Tensor) -> bool:
+    """Whether blocks can form clusters where x is: from Hopper on, and on the CPU machine."""
+    return not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] >= 9
+
+
 @functools.cache
 def _built_for(listed: str | None) -> list[str]:
     return loader.arch_list().split(";")

@@ -4,7 +4,16 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.common import (
+    FLOATS,
+    Case,
+    Cost,
+    differentiable_once,
+    last_rung,
+    may_have_clusters,
+    stored,
+    tensor,
+)
 from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.layer_norm_backward import layer_norm_backward
 
@@ -84,7 +93,8 @@ def fastest(
         return SHORT
     if x.shape[-1] <= 1 << (13 if x.element_size() == 8 else 14):
         return BLOCK
-    return IN_ORDER if row <= 1 << 20 and x.nbytes >= 1 << 25 else LONG
+    fits = row <= 1 << 20 and x.nbytes >= 1 << 25
+    return IN_ORDER if fits and may_have_clusters(x) else LONG
 
 
 class LayerNorm(torch.autograd.Function):

@@ -4,7 +4,16 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, differentiable_once, last_rung, stored, tensor
+from ops.common import (
+    FLOATS,
+    Case,
+    Cost,
+    differentiable_once,
+    last_rung,
+    may_have_clusters,
+    stored,
+    tensor,
+)
 from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 from ops.softmax_backward import softmax_backward
 
@@ -76,7 +85,8 @@ def fastest(x: torch.Tensor) -> str:
         return SHORT
     if x.shape[-1] <= 1 << (13 if x.element_size() == 8 else 14) or x.nbytes < 1 << 25:
         return GENERAL
-    return LONG if row <= 1 << 20 and row % 16 == x.data_ptr() % 16 == 0 else GENERAL
+    fits = row <= 1 << 20 and row % 16 == x.data_ptr() % 16 == 0
+    return LONG if fits and may_have_clusters(x) else GENERAL
 
 
 def _run(x: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,8 @@ class WatchNewTensors(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports Dynamo at the first call, to switch it off: 2 seconds
+        # Private to torch, which else imports Dynamo at the first call, to switch it off: 2 s.
+        return False
 
     def __torch_dispatch__(self, function, types_, args=(), kwargs=None):  # noqa: ANN001, ANN204
         result = function(*args, **(kwargs or {}))

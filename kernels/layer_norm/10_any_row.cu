@@ -5,7 +5,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4); rows over 16384 values (float64: 8192)
 //          are read twice
 // Legal  : everything
-// Result : 0.96 of copy, 1.28x rung 1, 1.33x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.95 of copy, 1.12x rung 1, 1.32x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cuda_bf16.h>

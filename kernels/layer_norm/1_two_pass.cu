@@ -4,7 +4,7 @@
 //          distance from it, the result. x + residual is formed on the way, if there is a residual
 // Cost   : 2·rows·cols·sizeof(T) bytes at least (with a residual 4), so bound by memory
 // Legal  : rows < 2^31, any cols
-// Result : 0.75 of copy, 1.04x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.86 of copy, 1.19x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : variance as mean(x²) − mean(x)², one pass less; then add 1000 to every x and look again
 
 #include <cuda_bf16.h>

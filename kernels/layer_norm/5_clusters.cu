@@ -5,7 +5,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, up to 2^20; pointers on 16 bytes; a chip, or a slice of
 //          one, that has room for such a cluster (sm_90 and newer)
-// Result : 0.78 of copy, 1.05x rung 1, 1.09x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.79 of copy, 0.92x rung 1, 1.09x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Note   : a cluster does not pay at 4096 values: there it is one block with dearer barriers
 // Try    : MAX_BLOCK 1024 → 512 (twice as many blocks a cluster); predict first
 

@@ -4,7 +4,7 @@
 //          its pack of ROWS rows, so that enough loads are under way, and weight and bias once
 // Cost   : 2·rows·cols·sizeof(T) bytes: no more than must be
 // Legal  : cols·sizeof(T) a multiple of 16, up to 512; pointers on 16 bytes; no residual
-// Result : 0.83 of copy, 6.54x rung 1, 5.11x eager  (H200, float32 (65536, 128), CUDA 13.0)
+// Result : 0.82 of copy, 6.50x rung 1, 5.08x eager  (H200, float32 (65536, 128), CUDA 13.0)
 // Try    : ROWS 4 → 1; predict first
 
 #include <cuda_bf16.h>

@@ -1,14 +1,14 @@
-// 8_in_order.cu: rows are handed out one by one to clusters that work on three at once
+// 8_in_order.cu: long rows, handed out one by one to clusters that work on three at once
 // Before : in rung 7 all rows are dealt out beforehand, and the slowest SM ends the kernel. And a
 //          barrier of the cluster waits for all that a thread has stored to global memory, too
 // Idea   : a counter says which row is next: first come, first served. While one row is written and
 //          the next one added up, the copy engine fetches a third into shared memory
 //          (cp.async.bulk). Warps send their sums to all blocks of the cluster, and mbarriers count
 //          the bytes (st.async). Weight and bias are in registers, as narrow as they came
-// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4): no more than must be
+// Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4, one more from the L2); short rows wait
 // Legal  : cols·sizeof(T) a multiple of 16, up to 2^20; pointers on 16 bytes; a chip, or a slice of
-//          one, that has room for such a cluster (sm_90 and newer)
-// Result : 0.24 of copy, 0.32x rung 1, 0.34x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+//          one, that has room for such a cluster (sm_90 and newer); 4 bytes of the device's pool
+// Result : 0.24 of copy, 0.28x rung 1, 0.33x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : leave keep_narrow out, and see what ptxas says; predict first
 
 #include <cooperative_groups.h>
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
     if (next < rows) {
       if (rank == 0 && threadIdx.x == 0) ticket = STAGES * clusters + atomicAdd(counter, 1);
       wait(&loaded[i % STAGES][warp], i / STAGES % 2);
-      // Distances from any of the values: no cancellation, and one pass.
+      // Distances from one of the values: little cancellation, and one pass.
       const int64_t start = next * cols + column;
       W pivot = 0, total = 0, squares = 0;
 #pragma unroll
@@ -252,6 +252,7 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
     W mean = 0, rstd = 0;
     if (i > 0) {
       wait(&sent[turn ^ 1], (i - 1) / 2 % 2);
+      third = tickets[turn ^ 1];  // before this warp allows the next one to come
       const Part<W>* row_parts = parts[turn ^ 1];
       const auto values_of = [&](int j) {  // of a warp
         return static_cast<W>(max(0, min(packs - j * per_warp, per_warp)) * N<T>);
@@ -264,7 +265,6 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
         m2 += row_parts[j].m2 + values_of(j) * distance * distance;
       }
       rstd = rsqrt(sum_warp(m2) / cols + eps);
-      third = tickets[turn ^ 1];
     }
     // All have sent their parts of row i - 1, so all have read those of row i - 2.
     if (next < rows) {
@@ -301,27 +301,23 @@ __global__ void __launch_bounds__(MAX_BLOCK, 1)
 #endif
 }
 
-// A counter of this launch's own: others may run on other streams, or be replayed from a graph. It
-// comes from the stream's pool, which would go back to the driver whenever somebody synchronizes.
+// A counter of this launch's own: others may run on other streams, or be replayed from a graph. The
+// process keeps 32 MB of the device's pool from now on; all of it would go at each synchronization.
 cudaError_t make_counter(unsigned** counter, cudaStream_t stream) {
 #ifndef __SIMT_CPU__
-  constexpr uint64_t KEPT = 1 << 25;
   int device = 0;
   cudaMemPool_t pool = nullptr;
-  uint64_t kept = 0;
+  uint64_t kept = 0, wanted = 1 << 25;
+  const auto threshold = cudaMemPoolAttrReleaseThreshold;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetMemPool(&pool, device);
-  if (error == cudaSuccess) {
-    error = cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept);
-  }
-  if (error == cudaSuccess && kept < KEPT) {
-    kept = KEPT;
-    error = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept);
+  if (error == cudaSuccess) error = cudaMemPoolGetAttribute(pool, threshold, &kept);
+  if (error == cudaSuccess && kept < wanted) {
+    error = cudaMemPoolSetAttribute(pool, threshold, &wanted);
   }
   if (error != cudaSuccess) return error;
 #endif
-  const cudaError_t made = cudaMallocAsync(counter, sizeof(unsigned), stream);
-  return made == cudaSuccess ? cudaMemsetAsync(*counter, 0, sizeof(unsigned), stream) : made;
+  return cudaMallocAsync(counter, sizeof(unsigned), stream);
 }
 
 template <typename T, typename W>
@@ -357,15 +353,16 @@ cudaError_t start(const T* x, const T* residual, const T* weight, const T* bias,
   }
   if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&fitting, kernel, &config);
   if (error != cudaSuccess || fitting == 0) {
-    cudaGetLastError();  // an error is a "no" of a chip that does not know clusters of this size
-    return cudaErrorNotSupported;
+    return cudaErrorNotSupported;  // an error, too, of a chip that knows no clusters of this size
   }
   config.gridDim = static_cast<unsigned>(size * std::min<int64_t>(rows, fitting));
   unsigned* counter = nullptr;
   error = make_counter(&counter, stream);
-  if (error != cudaSuccess) return error;
-  error = cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd, rows,
-                             static_cast<int>(cols), static_cast<W>(eps), counter);
+  if (error != cudaSuccess) return cudaErrorNotSupported;  // other rungs need no memory
+  error = cudaMemsetAsync(counter, 0, sizeof(unsigned), stream);
+  if (error == cudaSuccess)
+    error = cudaLaunchKernelEx(&config, kernel, x, residual, weight, bias, sum, out, mean, rstd,
+                               rows, static_cast<int>(cols), static_cast<W>(eps), counter);
   const cudaError_t freed = cudaFreeAsync(counter, stream);
   return error != cudaSuccess ? error : freed;
 }
@@ -376,15 +373,18 @@ template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {
 #ifdef __SIMT_CPU__
-  return start(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
+  const cudaError_t error =
+      start(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
 #else
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
   if (error != cudaSuccess) return error;
   error = start(x, residual, weight, bias, sum, out, mean, rstd, rows, cols, eps, stream);
   const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
-  return error != cudaSuccess ? error : restored;
+  if (error == cudaSuccess) error = restored;
 #endif
+  if (error != cudaSuccess) cudaGetLastError();  // told here: the next launch shall not hear of it
+  return error;
 }
 
 #define LAUNCHER(SUFFIX, T, W)                                                                \

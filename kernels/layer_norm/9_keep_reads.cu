@@ -5,7 +5,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes (with a residual 4). But lines that stay are in the way of
 //          others: rung 1, which wants the L2 for itself, ran 15 % slower beside it
 //          Legal: as rung 4. Chips before sm_80 have no such policy, and load plainly
-// Result : 1.00 of copy, 1.34x rung 1, 1.40x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 1.00 of copy, 1.17x rung 1, 1.38x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : evict_first in place of evict_last; predict first
 
 #include <cuda_bf16.h>

@@ -8,7 +8,7 @@
 // Cost   : 2·rows·cols·sizeof(T) bytes. Where no cluster can hold a row, as on chips older than
 //          Hopper, rung 1's two reads
 // Legal  : cols·sizeof(T) a multiple of 16, pointers on 16 bytes
-// Result : 0.90 of copy, 1.13x rung 1, 1.27x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.90 of copy, 1.04x rung 1, 1.28x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : MAX_BLOCK 512 → 1024 with PACKS 8 → 4; predict first
 
 #include <cooperative_groups.h>

@@ -4,7 +4,7 @@
 //          rows a warp, a warp a row or a block a row, by the length
 // Cost   : 2·rows·cols·sizeof(T) bytes; rows over 16384 values (float64: 8192) are read twice
 // Legal  : everything
-// Result : 0.96 of copy, 1.21x rung 1, 1.35x eager  (H200, float32 (32768, 4096), CUDA 13.0)
+// Result : 0.96 of copy, 1.11x rung 1, 1.37x eager  (H200, float32 (32768, 4096), CUDA 13.0)
 // Try    : SHORT 8 → 32 for rows of 256 values; predict first
 
 #include <cuda_bf16.h>

@@ -97,7 +97,7 @@ def test_measuring_keeps_what_it_does_not_measure_and_names_what_failed(monkeypa
                         {"op": "vector_add", "case": "of yore", "arm": "no case now"}]}  # fmt: skip
     assert collect.measure("vector_add", results, False) == ["vector_add: the kernel hangs"]
     assert collect.measure("no_such", results, True) == ["no_such: there is no ops/no_such.py"]
-    assert len(calls[0][2]) > 1 and calls[0][2][0] != first
+    assert calls[0][1] == ["eager", "compile"] and len(calls[0][2]) > 1 and calls[0][2][0] != first
     assert collect.measure("vector_add", results, True) == []
     assert calls[1] == ("vector_add", ["eager", "compile"], [first])
     assert [row["op"] for row in results["rows"]] == ["softmax"] + ["vector_add"] * 7

@@ -2,11 +2,13 @@
 
 import importlib
 import re
+import types
 
 import pytest
 import torch
 
 import loader
+from ops import common
 from tests.conftest import needs_gpu
 
 OPS = {"softmax": "LONG", "layer_norm": "IN_ORDER"}
@@ -58,19 +60,28 @@ def test_x_between_the_boundaries_is_for_another_rung(op):
     assert module_of(op).fastest(*inputs) != RUNG
 
 
+def test_chips_without_clusters_are_not_asked(monkeypatch):
+    on_gpu = types.SimpleNamespace(is_cuda=True, device="cuda")
+    for capability, expected in ((8, 9), False), ((9, 0), True), ((12, 0), True):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert common.may_have_clusters(on_gpu) == expected
+
+
 @pytest.mark.parametrize("cols", [512, 1000, 2056, 20_000])
 @pytest.mark.parametrize("op", OPS)
 def test_many_rows(device, op, cols):
     """Each cluster has some that were dealt out, and some that it was handed."""
-    inputs = arguments(op, (200, cols), device)
+    inputs = arguments(op, (600 if device == "cpu" else 4000, cols), device)
     function = getattr(module_of(op), op)
     out = function(*inputs, kernel=loader.load(op, RUNG))
     assert close(op, out, inputs)
 
 
-ANSWERS = {  # of a chip, or a slice of one, that has no cluster of the size
-    "none": "fitting = 0;",
-    "an error": "error = cudaSetDevice(-1);",  # which is remembered, too
+QUERY = r"error = cudaOccupancyMaxActiveClusters\(&fitting, kernel, &config\);"
+ANSWERS = {  # of a chip, or a slice of one, that has no cluster of the size, or no memory
+    "none": (QUERY, "fitting = 0;"),
+    "an error": (QUERY, "error = cudaSetDevice(-1);"),  # which is remembered, too
+    "no memory": (r"error = make_counter\(.*?\);", "error = cudaErrorMemoryAllocation;"),
 }
 
 
@@ -80,8 +91,7 @@ def test_where_no_cluster_is_granted_another_rung_takes_the_rows(
     device, tmp_path, monkeypatch, op, answer
 ):
     module = module_of(op)
-    query = r"error = cudaOccupancyMaxActiveClusters\(&fitting, kernel, &config\);"
-    text, count = re.subn(query, ANSWERS[answer], loader.find_rung(op, RUNG).read_text())
+    text, count = re.subn(*ANSWERS[answer], loader.find_rung(op, RUNG).read_text())
     assert count == 1
     path = tmp_path / "none_granted.cu"
     path.write_text(text)
@@ -106,6 +116,7 @@ def test_two_streams_at_once(op):
     function, kernel = getattr(module_of(op), op), loader.load(op, RUNG)
     sets = [arguments(op, (1000, 20_000), "cuda", torch.bfloat16) for _ in range(2)]
     wanted = [function(*inputs, kernel=kernel) for inputs in sets]
+    assert all(close(op, *pair) for pair in zip(wanted, sets, strict=True))
     streams = [torch.cuda.Stream() for _ in sets]
     torch.cuda.synchronize()
     outs = []
@@ -123,6 +134,7 @@ def test_a_graph_that_is_replayed_beside_an_eager_call(op):
     function, kernel = getattr(module_of(op), op), loader.load(op, RUNG)
     inputs = arguments(op, (1000, 20_000), "cuda", torch.bfloat16)
     wanted = function(*inputs, kernel=kernel)
+    assert close(op, wanted, inputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = function(*inputs, kernel=kernel)
