@@ -148,7 +148,9 @@ def run_python(code: str, timeout: float = 120) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("check", [False, True])
 def test_ctrl_c_ends_a_kernel_and_the_process_lives(folder, check):
-    path = write(folder, "endless", extra="volatile char* v = (char*)out; while (v[0] == v[0]) {}")
+    # each waits for what it has written itself: a race would end the kernel before Ctrl-C does
+    wait = "if (i < n) { volatile char* v = (char*)(out + i); while (v[0] == v[0]) {} }"
+    path = write(folder, "waiting", extra=wait)
     load(path, check)  # built here, so that the time below is the kernel's
     done = run_python(
         f"""
