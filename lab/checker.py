@@ -11,8 +11,8 @@ For each case:
   ``torch.autograd.gradcheck`` agrees with them on small float64 cases.
 
 On the CPU machine small cases run with every memory access watched; that finds every write that is
-not the kernel's to make, and every read. A rung that was caught is not run unwatched: it could end
-the process, and take with it the line that was found.
+not the kernel's to make, and every read. From then on a rung that was caught is not run unwatched:
+it could end the process, and take with it the line that was found.
 """
 
 import contextlib

@@ -25,6 +25,20 @@ def last_rung(op: str, rung: str | None = None) -> types.ModuleType:
     return found or loader.load(op, rung)
 
 
+def run(op: str, rung: str, general: str, *inputs) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """What ``rung`` makes of the inputs, or ``general`` if it refuses them.
+
+    What a rung takes depends on more than the inputs: a slice of a GPU may have no cluster that is
+    large enough.
+    """
+    try:
+        return getattr(last_rung(op, rung), op)(*inputs)
+    except RuntimeError as error:
+        if rung == general or "not supported by this rung" not in str(error):
+            raise
+    return getattr(last_rung(op, general), op)(*inputs)
+
+
 def takes_hopper_code(device: torch.device) -> bool:
     """Whether rungs that need ``sm_90a`` run on this GPU: a Hopper GPU, if built for it."""
     hopper = torch.cuda.get_device_capability(device)[0] == 9

@@ -9,8 +9,8 @@ from ops.common import (
     Case,
     Cost,
     differentiable_once,
-    last_rung,
     may_have_clusters,
+    run,
     stored,
     tensor,
 )
@@ -104,8 +104,8 @@ class LayerNorm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, residual, eps, kernel):
         x, weight, bias = (stored(t).contiguous() for t in (x, weight, bias))
         added = None if residual is None else stored(residual).contiguous()
-        run = kernel.layer_norm if kernel else _run
-        out, total, mean, rstd = run(x, weight, bias, added, eps)
+        chosen = kernel.layer_norm if kernel else _run
+        out, total, mean, rstd = chosen(x, weight, bias, added, eps)
         total = x if added is None else total  # in a graph there is none: see _in_graph
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.has_residual = residual is not None
@@ -124,12 +124,7 @@ class LayerNorm(torch.autograd.Function):
 
 def _run(x, weight, bias, residual, eps):
     rung = fastest(x, weight, bias, residual)
-    try:
-        return last_rung("layer_norm", rung).layer_norm(x, weight, bias, residual, eps)
-    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
-        if rung != IN_ORDER or "not supported by this rung" not in str(error):
-            raise
-    return last_rung("layer_norm", LONG).layer_norm(x, weight, bias, residual, eps)
+    return run("layer_norm", rung, LONG, x, weight, bias, residual, eps)
 
 
 def _in_graph(x, weight, bias, residual, eps):

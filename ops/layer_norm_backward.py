@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from ops.common import FLOATS, Case, Cost, last_rung, stored, tensor
+from ops.common import FLOATS, Case, Cost, run, stored, tensor
 from ops.compiled import in_graph, is_compiling, opaque, out_of_graph
 
 DETERMINISTIC = True
@@ -75,12 +75,7 @@ def layer_norm_backward(
 
 def _run(grad, x, *rest):
     rung = fastest(x, grad, rest[0], rest[3])
-    try:
-        return last_rung("layer_norm_backward", rung).layer_norm_backward(grad, x, *rest)
-    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
-        if rung == GENERAL or "not supported by this rung" not in str(error):
-            raise
-    return last_rung("layer_norm_backward", GENERAL).layer_norm_backward(grad, x, *rest)
+    return run("layer_norm_backward", rung, GENERAL, grad, x, *rest)
 
 
 def fastest(x: torch.Tensor, *others: torch.Tensor | None) -> str:

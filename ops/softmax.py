@@ -9,8 +9,8 @@ from ops.common import (
     Case,
     Cost,
     differentiable_once,
-    last_rung,
     may_have_clusters,
+    run,
     stored,
     tensor,
 )
@@ -90,13 +90,7 @@ def fastest(x: torch.Tensor) -> str:
 
 
 def _run(x: torch.Tensor) -> torch.Tensor:
-    rung = fastest(x)
-    try:
-        return last_rung("softmax", rung).softmax(x)
-    except RuntimeError as error:  # a slice of a GPU may have no cluster that is large enough
-        if rung != LONG or "not supported by this rung" not in str(error):
-            raise
-    return last_rung("softmax", GENERAL).softmax(x)
+    return run("softmax", fastest(x), GENERAL, x)
 
 
 opaque("softmax(Tensor x) -> Tensor", _run, torch.empty_like)

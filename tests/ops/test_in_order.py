@@ -105,7 +105,7 @@ def test_where_no_cluster_is_granted_another_rung_takes_the_rows(
         return refusing if rung == RUNG else loader.load(op, rung)
 
     monkeypatch.setattr(module, "fastest", lambda *_: RUNG)
-    monkeypatch.setattr(module, "last_rung", last_rung)
+    monkeypatch.setattr(common, "last_rung", last_rung)
     assert close(op, function(*inputs), inputs)
 
 

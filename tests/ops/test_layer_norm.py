@@ -7,6 +7,7 @@ import torch
 
 import lab
 import loader
+from ops import common
 from ops import layer_norm_backward as gradient
 from ops.layer_norm import BLOCK, GENERAL, LONG, SHORT, fastest, layer_norm, reference
 
@@ -180,7 +181,7 @@ def test_where_no_cluster_is_granted_the_row_is_read_again(device, tmp_path, mon
     def last_rung(op, rung):
         return refusing if rung == gradient.CLUSTERS else loader.load(op, rung)
 
-    monkeypatch.setattr(gradient, "last_rung", last_rung)
+    monkeypatch.setattr(common, "last_rung", last_rung)
     for a, b in zip(gradient.layer_norm_backward(*inputs), gradient.reference(*inputs),
                     strict=True):  # fmt: skip
         assert (a - b).norm() < 1e-5 * b.norm()
