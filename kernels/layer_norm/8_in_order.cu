@@ -367,8 +367,8 @@ cudaError_t start(const T* x, const T* residual, const T* weight, const T* bias,
   return error != cudaSuccess ? error : freed;
 }
 
-// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread says
-// that they need not: to ask for what a kernel may have, and to keep the pool's memory.
+// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread
+// says that they need not: to ask for what a kernel may have, and to keep the pool's memory.
 template <typename T, typename W>
 cudaError_t launch(const T* x, const T* residual, const T* weight, const T* bias, T* sum, T* out,
                    W* mean, W* rstd, int64_t rows, int64_t cols, double eps, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // 4_keep_reads.cu: the L2 keeps what was read, and lets go of what was written
 // Before : rung 2 moves the least there is to move, and a copy of as many bytes is 3 % faster
-// Idea   : every load says evict_last. Lines that were stored, which nobody reads again, should then
-//          leave the L2 first, soon and in order. And where a warp is a row, a block has eight of them
+// Idea   : every load says evict_last. Lines that were stored, which nobody reads again, should
+//          then leave the L2 first, soon and in order. Where a warp is a row, a block has eight
 // Cost   : 2·rows·cols·sizeof(T) bytes. But lines that stay are in the way:
 //          rung 1, which reads a row again, took 292 → 319 µs with this one in its bench (H200)
 //          Legal: as rung 2. Chips before sm_80 have no such policy, and load plainly

@@ -336,8 +336,8 @@ cudaError_t start(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t s
   return error != cudaSuccess ? error : freed;
 }
 
-// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread says
-// that they need not: to ask for what a kernel may have, and to keep the pool's memory.
+// While a graph is captured, CUDA refuses what its replays would not do again, unless the thread
+// says that they need not: to ask for what a kernel may have, and to keep the pool's memory.
 template <typename T>
 cudaError_t launch(const T* x, T* out, int64_t rows, int64_t cols, cudaStream_t stream) {
 #ifdef __SIMT_CPU__
